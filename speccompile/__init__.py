@@ -1,0 +1,3 @@
+"""Ahead-of-time compiled EAGLE speculative decoding for Llama models."""
+
+__version__ = "0.1.0"
