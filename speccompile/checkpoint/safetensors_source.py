@@ -116,8 +116,8 @@ def _check_length(path: Path, entries: dict[str, _Entry], data_bytes: int) -> No
     for name, entry in entries.items():
         if entry.end > data_bytes:
             raise CheckpointError(
-                f"{path}: truncated: tensor {name!r} ends at byte {entry.end} of the data, but only {data_bytes} "
-                f"are there; copy the file again"
+                f"{path}: truncated: tensor {name!r} ends at byte {entry.end} of the data, but only "
+                f"{data_bytes} are there; copy the file again"
             )
     expected = max((e.end for e in entries.values()), default=0)
     if expected != data_bytes:

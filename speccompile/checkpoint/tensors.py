@@ -163,7 +163,8 @@ def _find(folder: Path, stem: str, pattern: str) -> Path | None:
     matches = sorted(folder.glob(pattern))
     if len(matches) > 1:
         raise CheckpointError(
-            f"{folder}: {len(matches)} files {pattern} but no {stem}.index.json that joins them; copy the index"
+            f"{folder}: {len(matches)} files {pattern} but no {stem}.index.json that joins them; "
+            f"copy the index too"
         )
     return matches[0] if matches else None
 
