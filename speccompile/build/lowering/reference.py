@@ -1,0 +1,31 @@
+"""The ``reference`` backend: the exported program itself, run operator by operator.
+
+Slow, needs no compiler, and shares no code generator with the others: the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.export import ExportedProgram
+
+from speccompile.build.lowering import Program
+from speccompile.errors import EngineError
+
+
+class Reference:
+    """Saves and reloads the exported graph with its weights."""
+
+    def compile(self, program: ExportedProgram, path: Path) -> None:
+        torch.export.save(program, str(path))
+
+    def load(self, path: Path) -> Program:
+        try:
+            module = torch.export.load(str(path)).module(check_guards=False)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise EngineError(f"{path}: the exported program cannot be loaded: {error}") from error
+        return torch.no_grad()(module.forward)
+
+
+LOWERING = Reference()
