@@ -1,8 +1,8 @@
 """Hugging Face ``config.json`` and ``generation_config.json`` as a :class:`LlamaConfig`.
 
 Works on the raw JSON, because the attributes of transformers' config objects changed their meaning between
-versions 4 (``rope_theta`` + ``rope_scaling``) and 5 (``rope_parameters``).  Defaults for absent keys are those
-of transformers' ``LlamaConfig``.  What the graph cannot run exactly is refused by name.
+versions 4 (``rope_theta`` + ``rope_scaling``) and 5 (``rope_parameters``).  Defaults for absent keys are
+those of transformers' ``LlamaConfig``.  What the graph cannot run exactly is refused by name.
 """
 
 from __future__ import annotations
@@ -62,10 +62,14 @@ def _refuse_other_models(raw: dict[str, Any], where: str) -> None:
     model_type = raw.get("model_type", "llama")
     names = [*(raw.get("architectures") or []), model_type]
     if any(str(n).lower().startswith("llama4") for n in names):
-        raise CheckpointError(f"{where}: {names[0]} (Llama 4) is not supported yet; use a Llama 2 or 3.x model")
+        raise CheckpointError(
+            f"{where}: {names[0]} (Llama 4) is not supported yet; use a Llama 2 or 3.x model"
+        )
     for name in names[:-1]:
         if name != "LlamaForCausalLM":
-            raise CheckpointError(f"{where}: architecture {name!r} is not supported; only LlamaForCausalLM is")
+            raise CheckpointError(
+                f"{where}: architecture {name!r} is not supported; only LlamaForCausalLM is"
+            )
     if model_type != "llama":
         raise CheckpointError(f"{where}: model_type {model_type!r} is not supported; only 'llama' is")
     if raw.get("hidden_act", "silu") != "silu":
@@ -92,7 +96,7 @@ def head_dim(raw: dict[str, Any], where: str) -> int:
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
     if hidden % heads:
         raise CheckpointError(
-            f"{where}: num_attention_heads {heads} does not divide hidden_size {hidden} and there is no head_dim"
+            f"{where}: no head_dim, and num_attention_heads {heads} does not divide hidden_size {hidden}"
         )
     return hidden // heads
 
@@ -121,8 +125,9 @@ def _eos_ids(generation: dict[str, Any], raw: dict[str, Any], where: str) -> tup
 def read_rope(raw: dict[str, Any], where: str) -> RopeConfig:
     """The rotary embedding of a raw Hugging Face config of transformers 4 or 5 (targets and heads alike).
 
-    Accepts top-level ``rope_theta`` with ``rope_scaling`` (``type`` or ``rope_type``) and ``rope_parameters``,
-    flat or nested by layer type.  A missing theta is 10000.  Two blocks that disagree are an error.
+    Accepts top-level ``rope_theta`` with ``rope_scaling`` (``type`` or ``rope_type``), and
+    ``rope_parameters``, flat or nested by layer type.  A missing theta is 10000.  Blocks that disagree are an
+    error.
     """
     blocks: list[dict[str, Any]] = []
     for key in ("rope_parameters", "rope_scaling"):
@@ -130,7 +135,9 @@ def read_rope(raw: dict[str, Any], where: str) -> RopeConfig:
             blocks += _flat_blocks(raw[key], f"{where}: {key}")
     ropes = {_rope(block, raw, where) for block in blocks or [{}]}
     if len(ropes) > 1:
-        raise CheckpointError(f"{where}: the rope settings disagree with each other: {sorted(map(str, ropes))}")
+        raise CheckpointError(
+            f"{where}: the rope settings disagree with each other: {sorted(map(str, ropes))}"
+        )
     return ropes.pop()
 
 
@@ -146,7 +153,9 @@ def _flat_blocks(block: Any, where: str) -> list[dict[str, Any]]:
 def _rope(block: dict[str, Any], raw: dict[str, Any], where: str) -> RopeConfig:
     kind = block.get("rope_type") or block.get("type") or "default"
     if kind not in _ROPE_KINDS:
-        raise CheckpointError(f"{where}: rope type {kind!r} is not supported; one of {', '.join(_ROPE_KINDS)} is")
+        raise CheckpointError(
+            f"{where}: rope type {kind!r} is not supported; one of {', '.join(_ROPE_KINDS)} is"
+        )
     if block.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1, 1.0):
         raise CheckpointError(f"{where}: partial_rotary_factor other than 1 is not supported")
     theta = float(block.get("rope_theta") or raw.get("rope_theta") or 10000.0)
