@@ -1,0 +1,75 @@
+"""Files on disk: digests of files and folders, and where the package keeps its own data.
+
+``plugins/`` and ``build_configs/`` sit at the top of the repository; a wheel carries them inside the
+package.  :func:`package_data` finds them in both cases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from speccompile.errors import SpeccompileError
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """A file's POSIX path relative to its folder, its size in bytes and its SHA-256 (hex)."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of one file, hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def list_files(root: Path) -> list[Path]:
+    """Every regular file below ``root`` (``root`` itself if it is a file), sorted."""
+    return [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
+
+
+def digest_files(
+    root: Path,
+    *,
+    prefix: str = "",
+    skip: Iterable[str] = (),
+    done: Callable[[int], None] = lambda _bytes: None,
+) -> tuple[FileDigest, ...]:
+    """Digests of every file below ``root``; ``done`` is told the bytes of each one when it is finished.
+
+    Paths are relative to ``root`` (a single file: its name), with ``prefix`` in front; names in ``skip``
+    are left out.
+    """
+    base = root.parent if root.is_file() else root
+    out = []
+    for path in list_files(root):
+        name = path.relative_to(base).as_posix()
+        if name in skip:
+            continue
+        size = path.stat().st_size
+        out.append(FileDigest(prefix + name, size, sha256(path)))
+        done(size)
+    return tuple(out)
+
+
+def package_data(name: str) -> Path:
+    """Folder ``plugins`` or ``build_configs``: inside an installed package, else beside it in the repository.
+
+    Raises SpeccompileError when neither exists.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / f"_{name}", package.parent / name):
+        if folder.is_dir():
+            return folder
+    raise SpeccompileError(f"{name}: not found beside or inside {package}; install speccompile again")
