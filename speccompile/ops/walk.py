@@ -2,11 +2,12 @@
 
 Legend: N rows (the trees of all requests), R requests.  ``drawn`` i64 [N], the target's draw at each
 row; ``token`` i64 [N], the token each row holds; ``parent`` i64 [N], row index or -1 at a root;
-``cu_rows`` i32 [R+1], the rows of each request, root first, parents before children.  Starting at the root, the walk moves to
-the lowest row of the request that is a child of the current row and holds its draw; it ends when
-there is none or after ``max_path`` rows.  Returns ``path`` i64 [R, max_path], row indices whose tail
-repeats the last one, and ``path_len`` i64 [R] (at least 1).  Each step of the walk accepts a draft
-token; the draw at the last row is the bonus token.
+``cu_rows`` i32 [R+1], the rows of each request: root first, parents before their children.
+
+Starting at the root, the walk moves to the lowest row that is a child of the current row and holds
+its draw; it ends when there is none or after ``max_path`` rows.  Returns ``path`` i64 [R, max_path],
+row indices whose tail repeats the last one, and ``path_len`` i64 [R] (at least 1).  Each step of
+the walk accepts a draft token; the draw at the last row is the bonus token.
 """
 
 from __future__ import annotations
