@@ -96,7 +96,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         date_string: str | None = None,
     ) -> str:
-        """The conversation as text.  ``date_string`` pins the date that some templates print (None: today)."""
+        """The conversation as text.  ``date_string`` pins the date that some templates print; else today."""
         tokens = {k: _content(v) for k, v in self._config.items() if k.endswith("_token")}
         variables: dict[str, Any] = {k: v for k, v in tokens.items() if isinstance(v, str)}
         if date_string is not None:
