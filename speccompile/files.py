@@ -7,7 +7,7 @@ package.  :func:`package_data` finds them in both cases.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,28 +39,12 @@ def list_files(root: Path) -> list[Path]:
     return [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
 
 
-def digest_files(
-    root: Path,
-    *,
-    prefix: str = "",
-    skip: Iterable[str] = (),
-    done: Callable[[int], None] = lambda _bytes: None,
-) -> tuple[FileDigest, ...]:
-    """Digests of every file below ``root``; ``done`` is told the bytes of each one when it is finished.
-
-    Paths are relative to ``root`` (a single file: its name), with ``prefix`` in front; names in ``skip``
-    are left out.
-    """
-    base = root.parent if root.is_file() else root
-    out = []
-    for path in list_files(root):
-        name = path.relative_to(base).as_posix()
-        if name in skip:
-            continue
-        size = path.stat().st_size
-        out.append(FileDigest(prefix + name, size, sha256(path)))
-        done(size)
-    return tuple(out)
+def digest_files(paths: Iterable[Path], base: Path, prefix: str = "") -> tuple[FileDigest, ...]:
+    """Digests of files, named relative to ``base`` with ``prefix`` in front."""
+    return tuple(
+        FileDigest(prefix + path.relative_to(base).as_posix(), path.stat().st_size, sha256(path))
+        for path in paths
+    )
 
 
 def package_data(name: str) -> Path:

@@ -72,7 +72,7 @@ class BuildConfig:
     )
     max_rows: int | Auto = field(
         default="auto",
-        metadata=_key(auto_or(count), "Most token rows of a request in one call (prefill chunk). auto: 512."),
+        metadata=_key(auto_or(count), "Most token rows of one call, all requests together. auto: 512."),
     )
     block_size: int = field(default=32, metadata=_key(count, "Tokens per KV block."))
     tree: TreeSpec = field(
@@ -123,7 +123,7 @@ class BuildConfig:
         values: dict[str, Any] = {
             "dtype": _or(self.dtype, "bf16" if isa.has_bf16() else "fp32"),
             "max_seq_len": max_seq_len,
-            "max_rows": _or(self.max_rows, max(min(_DEFAULT_PREFILL_ROWS, max_seq_len), tree.rows)),
+            "max_rows": _or(self.max_rows, _default_rows(max_seq_len, self.max_batch_size, tree)),
             "tree": tree.name if self.tree == "auto" else self.tree,
             "max_tree_depth": _or(self.max_tree_depth, max(_DEFAULT_TREE_DEPTH, tree.depth)) if head else 0,
             "draft_topk": _or(self.draft_topk, _default_topk(target, tree)) if head else 0,
@@ -138,7 +138,7 @@ class BuildConfig:
             tree,
             draft_topk=resolved.draft_topk,
             max_depth=resolved.max_tree_depth,
-            max_rows=resolved.max_rows,
+            max_rows=resolved.max_rows // resolved.max_batch_size,
         )
         return resolved
 
@@ -168,6 +168,10 @@ def _or(value: Any, automatic: Any) -> Any:
 
 def _default_topk(target: LlamaConfig, tree: Tree) -> int:
     return min(target.vocab_size, max(_DEFAULT_DRAFT_TOPK, tree.max_rank + 1))
+
+
+def _default_rows(max_seq_len: int, max_batch_size: int, tree: Tree) -> int:
+    return max(min(_DEFAULT_PREFILL_ROWS, max_seq_len), max_batch_size * tree.rows)
 
 
 def _as_dict(config: BuildConfig) -> dict[str, Any]:

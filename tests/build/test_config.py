@@ -131,6 +131,8 @@ def test_resolve_follows_tree_and_model():
     resolved = wide.resolve(tiny_target(max_position_embeddings=8192), tiny_head())
     assert (resolved.max_seq_len, resolved.max_rows) == (4096, 512)
     assert (resolved.max_tree_depth, resolved.draft_topk) == (11, 9)
+    batch = make_config(flags={**BASE, "draft": "d", "max_batch_size": 40, "tree": "chain-19"})
+    assert batch.resolve(tiny_target(), tiny_head()).max_rows == 800
     plain = make_config(flags=BASE).resolve(tiny_target(max_position_embeddings=64), None)
     assert (plain.max_seq_len, plain.max_rows, plain.max_tree_depth, plain.draft_topk) == (64, 64, 0, 0)
     assert plain.tree == "off"
@@ -140,7 +142,7 @@ def test_resolve_follows_tree_and_model():
     ("flags", "message"),
     [
         ({"max_seq_len": 4096}, "max_seq_len: 4096 is more than"),
-        ({"max_rows": 8}, "16 rows .* max_rows allows 8"),
+        ({"max_rows": 100}, "16 rows .* max_rows allows 12"),
         ({"max_tree_depth": 3}, "max_tree_depth allows 3"),
         ({"draft_topk": 2}, "draft_topk allows 2"),
         ({"tree": "no-such-tree"}, "neither a file nor a known name"),

@@ -50,7 +50,7 @@ def write_engine(folder: Path, mark: str = "one", **changes) -> None:
     (folder / "programs" / "a.pt2").write_bytes(mark.encode() * 400_000)
     (folder / "trees").mkdir()
     (folder / "trees" / "t.json").write_text(mark)
-    tiny_manifest(digest_files(folder), **changes).write(folder)
+    tiny_manifest(digest_files(list_files(folder), folder), **changes).write(folder)
 
 
 def mark_of(engine: Path) -> str:
