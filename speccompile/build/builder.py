@@ -68,7 +68,7 @@ class _Inputs:
 
 
 def build(config: BuildConfig, progress: Progress) -> BuildReport:
-    """Build the engine that ``config`` asks for.  Raises a SpeccompileError and leaves ``output`` as it was."""
+    """Build the engine that ``config`` asks for; a SpeccompileError leaves ``output`` as it was."""
     inputs = _read(config, progress)
     _check_disk(inputs)
     manifests: list[Manifest] = []

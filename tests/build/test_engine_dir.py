@@ -19,7 +19,7 @@ from speccompile.build.engine_dir import load_engine_dir, publish
 from speccompile.build.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, read_manifest
 from speccompile.contract import contract_to_json
 from speccompile.errors import BuildError, EngineError
-from speccompile.files import digest_files, package_data
+from speccompile.files import FileDigest, digest_files, list_files, package_data
 from tests.build.test_config import tiny_head, tiny_target
 
 
