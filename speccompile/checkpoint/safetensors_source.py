@@ -47,7 +47,10 @@ class SafetensorsFile(TensorSource):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._entries = _read_entries(path)
-        self._handle: Any = None
+        try:
+            self._handle: Any = safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from error
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -65,12 +68,7 @@ class SafetensorsFile(TensorSource):
 
     def get(self, name: str) -> torch.Tensor:
         self._entry(name)
-        try:
-            if self._handle is None:
-                self._handle = safe_open(self._path, framework="pt")
-            return self._handle.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{self._path}: tensor {name!r} cannot be read ({error})") from error
+        return self._handle.get_tensor(name)
 
     def where(self, name: str) -> str:  # noqa: ARG002
         return self._path.name
