@@ -21,6 +21,10 @@ from speccompile.model.eagle import EagleHead
 from speccompile.model.llama import Llama
 from speccompile.model.programs import Accept, DraftExtend, DraftStep, TargetStep
 
+MIN_TARGET_ROWS = 2
+"""A one-row product takes another kernel (matrix-vector) whose sums differ in the last bits; with two
+rows or more, a row's result was bitwise independent of the number of rows.  The runtime pads."""
+
 _DTYPES = {"i64": torch.int64, "i32": torch.int32, "f32": torch.float32}
 _EXAMPLE = {"T": 6, "R": 3, "N": 5, "S": 7, "M": 4, "W": 2, "blocks": 16}
 
@@ -44,11 +48,14 @@ class ProgramLimits:
 class _Signature:
     """Example inputs and dynamic shapes of one program, derived from its contract entry."""
 
-    def __init__(self, sizes: dict[str, int], dtype: torch.dtype, limits: ProgramLimits) -> None:
+    def __init__(
+        self, sizes: dict[str, int], dtype: torch.dtype, limits: ProgramLimits, min_rows: int = 1
+    ) -> None:
         self.sizes, self.dtype = sizes, dtype
         rows = limits.max_rows * max(1, limits.max_batch_size)
         bounds = {"T": rows, "N": rows, "S": rows, "R": limits.max_batch_size}
-        self.dims: dict[str, Any] = {k: Dim(k, min=1, max=max(bounds[k], 2)) for k in bounds}
+        least = {"T": min_rows, "N": min_rows, "S": 1, "R": 1}
+        self.dims: dict[str, Any] = {k: Dim(k, min=least[k], max=max(bounds[k], 2)) for k in bounds}
         self.dims["M"] = Dim("M", min=1, max=max(2, -(-limits.max_seq_len // limits.block_size)))
         self.dims["W"] = Dim("W", min=1, max=max(2, -(-limits.max_rows // 64)))
         self.dims["blocks"] = Dim("blocks", min=1, max=2**30)
@@ -117,5 +124,5 @@ def export_programs(
         modules["draft_extend"] = (DraftExtend(head, token_ids, limits.draft_topk), head.config)
         modules["draft_step"] = (DraftStep(head, token_ids, limits.draft_topk), head.config)
     for name, (module, owner) in modules.items():
-        sign = _Signature(sizes, dtype, limits)
+        sign = _Signature(sizes, dtype, limits, MIN_TARGET_ROWS if name == "target_step" else 1)
         yield name, _export(module.eval(), PROGRAMS[name], sign, owner, limits.block_size)

@@ -155,7 +155,8 @@ class Accept(nn.Module):
         v_cache: list[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         row = torch.arange(token.shape[0], dtype=torch.int32, device=token.device)
-        request = torch.bucketize(row, cu_rows[1:], right=True)
+        # Padding rows past cu_rows[R] borrow the last request's parameters; no path reaches them.
+        request = torch.bucketize(row, cu_rows[1:], right=True).clamp(max=seed.shape[0] - 1)
         drawn = ops.draw_tokens(
             logits,
             seed[request],

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def dense_causal_attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def dense_causal_attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q [T, q_heads, D], k and v [T, kv_heads, D]; plain masked softmax in float64."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1).double(), v.repeat_interleave(group, 1).double()
