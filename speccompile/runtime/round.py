@@ -1,0 +1,73 @@
+"""One round: the program calls that move every active request forward.
+
+The head catches up and proposes (:mod:`speccompile.runtime.draft`), the target scores trees and prompt
+chunks together and ``accept`` walks (:mod:`speccompile.runtime.verify`); then each request keeps what
+its walk brought.  Nothing here loops over nodes, and one transfer brings the result to the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from speccompile.runtime.batch import CausalLayouts
+from speccompile.runtime.draft import Drafter
+from speccompile.runtime.forest import make_forest
+from speccompile.runtime.members import Chunk, Members
+from speccompile.runtime.programs import KvCache, Program, ProgramSet
+from speccompile.runtime.request import Request
+from speccompile.runtime.stats import SessionStats
+from speccompile.runtime.verify import Verifier, Walk
+
+
+class RoundRunner:
+    """Runs rounds over one KV cache; keeps the features of the last target call for the next round."""
+
+    def __init__(self, programs: ProgramSet, kv: KvCache, stats: SessionStats) -> None:
+        timed = _timed(programs, stats)
+        causal = CausalLayouts(programs.limits.max_rows)
+        self._limits, self._stats = programs.limits, stats
+        self._drafter = Drafter(timed, kv, causal)
+        self._verifier = Verifier(timed, kv, causal)
+        self._feature: Tensor | None = None
+
+    def run(self, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> None:
+        """Move every given request forward; together they have at most ``max_rows`` rows."""
+        trees = tuple(request.round_tree() for request in decoding)
+        forest = make_forest(trees, self._limits.draft_topk, self._limits.mask_words)
+        members = Members(decoding, chunks, forest)
+        candidates = self._drafter.propose(members, self._feature)
+        walks, self._feature = self._verifier.verify(members, candidates)
+        for walk in walks:
+            self._apply(walk)
+
+    def _apply(self, walk: Walk) -> None:
+        request, decoding = walk.request, not walk.request.prompt_left
+        request.commit(walk.rows)
+        if not walk.drawn:
+            return
+        kept = request.keep(walk.drawn)
+        if decoding:
+            accepted = min(kept, len(walk.drawn) - 1)
+            request.counts.add(kept=kept, accepted=accepted)
+            self._stats.counts.add(kept=kept, accepted=accepted)
+
+
+def _timed(programs: ProgramSet, stats: SessionStats) -> ProgramSet:
+    """The same programs, adding their wall time to ``stats.program_s``."""
+
+    def timed(program: Program) -> Program:
+        def call(*inputs: object) -> tuple[Tensor, ...]:
+            began = time.perf_counter()
+            outputs = program(*inputs)
+            stats.program_s += time.perf_counter() - began
+            return outputs
+
+        return call
+
+    names = ("target_step", "accept", "draft_extend", "draft_step")
+    found = {name: program for name in names if (program := getattr(programs, name)) is not None}
+    return replace(programs, **{name: timed(program) for name, program in found.items()})

@@ -1,0 +1,127 @@
+"""The second half of a round: the target scores trees and prompt chunks, ``accept`` draws and walks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speccompile.runtime.batch import CausalLayouts, Layout, joined, tensor
+from speccompile.runtime.members import Members
+from speccompile.runtime.programs import KvCache, ProgramSet
+from speccompile.runtime.request import Request
+from speccompile.tree.tree import Int64
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What the target read of one request, as rows of the call in text order, and the tokens drawn.
+
+    A decoding request draws one token per row of its accepted path; a prompt chunk draws one after
+    its last row if the prompt ends there, else none.
+    """
+
+    request: Request
+    rows: Int64
+    drawn: list[int]
+
+
+class Verifier:
+    """Calls ``target_step`` and ``accept``."""
+
+    def __init__(self, programs: ProgramSet, kv: KvCache, causal: CausalLayouts) -> None:
+        self._programs, self._kv, self._causal = programs, kv, causal
+        self._device = programs.device
+
+    def verify(self, members: Members, candidates: list[Tensor]) -> tuple[list[Walk], Tensor]:
+        """One walk per member and the features of all rows of the call."""
+        layout = self._layout(members)
+        logit_row = self._logit_row(members)
+        token = self._token(members, candidates)
+        logits, feature = self._programs.target_step(
+            token, *layout.tensors(self._device), tensor(logit_row, self._device), *self._kv.target
+        )
+        if not len(members.drawing):
+            return self._walks(members, np.zeros(0, np.int64), [], []), feature
+        drawn, path, path_len = self._accept(members, layout, logit_row, token, logits)
+        return self._walks(members, drawn, path, path_len), feature
+
+    def _layout(self, members: Members) -> Layout:
+        forest, trees = members.forest, len(members.decoding)
+        causal = self._causal.make(
+            start=members.committed[trees:],
+            length=np.diff(members.chunk_cu_rows),
+            block_table=members.block_table[trees:],
+        )
+        if not trees:
+            return causal
+        layout = Layout(
+            position=members.committed[forest.rows.owner] + forest.depth,
+            mask=forest.rows.mask,
+            cu_rows=forest.rows.cu_rows,
+            prefix_len=members.committed[:trees],
+            suffix_start=np.zeros(trees, np.int32),
+            block_table=members.block_table[:trees],
+        )
+        return joined(layout, causal) if members.chunks else layout
+
+    def _logit_row(self, members: Members) -> Int64:
+        """Rows to score: all tree rows and the last row of each prompt.  Never empty: programs need a row."""
+        ends = [
+            members.chunk_cu_rows[c + 1] - 1 for c, chunk in enumerate(members.chunks) if chunk.ends_prompt
+        ]
+        trees = np.arange(members.forest.rows.cu_rows[-1], dtype=np.int64)
+        rows = np.concatenate([trees, np.array(ends, np.int64)])
+        return rows if len(rows) else np.zeros(1, np.int64)
+
+    def _token(self, members: Members, candidates: list[Tensor]) -> Tensor:
+        roots = np.array([request.tokens[-1] for request in members.decoding], np.int64)
+        drafted = torch.cat([tensor(roots, self._device), *(topk.reshape(-1) for topk in candidates)])
+        parts = [drafted[tensor(members.forest.token_source, self._device)]]
+        for chunk in members.chunks:
+            request = chunk.request
+            ids = request.prompt[request.committed : request.committed + chunk.length]
+            parts.append(torch.tensor(ids, dtype=torch.int64, device=self._device))
+        return torch.cat(parts)
+
+    def _accept(
+        self, members: Members, layout: Layout, logit_row: Int64, token: Tensor, logits: Tensor
+    ) -> tuple[Int64, Int64, Int64]:
+        """``drawn`` [N], ``path`` [R, P], ``path_len`` [R] on the host, by one transfer."""
+        forest, trees = members.forest, len(members.decoding)
+        ends = len(members.drawing) - trees
+        position = layout.position[logit_row]
+        single = np.arange(1, ends + 1, dtype=np.int32)
+        drawn, path, path_len = self._programs.accept(
+            logits,
+            token[tensor(logit_row, self._device)],
+            tensor(np.concatenate([forest.parent, np.full(ends, -1, np.int64)]), self._device),
+            tensor(position, self._device),
+            tensor(np.concatenate([forest.rows.cu_rows, forest.rows.cu_rows[-1] + single]), self._device),
+            tensor(self._root_slot(members, position), self._device),
+            tensor(members.block_table[members.drawing], self._device),
+            *members.accept_inputs(self._device),
+            *self._kv.target,
+        )
+        packed = torch.cat([drawn, path.reshape(-1), path_len]).cpu().numpy()
+        rows, walks = len(logit_row), len(members.drawing)
+        return packed[:rows], packed[rows:-walks].reshape(walks, -1), packed[-walks:]
+
+    @staticmethod
+    def _root_slot(members: Members, position: Int64) -> Int64:
+        """i32 [R] slot of the first row of each drawing request; a prompt's only row is its last token."""
+        trees, tree_rows = len(members.decoding), members.forest.rows.cu_rows[-1]
+        return np.concatenate([members.committed[:trees], position[tree_rows:]]).astype(np.int32)
+
+    @staticmethod
+    def _walks(members: Members, drawn: Int64, path: Int64, path_len: Int64) -> list[Walk]:
+        walks = []
+        for request, rows, length in zip(members.decoding, path, path_len, strict=False):
+            walks.append(Walk(request, rows[:length], drawn[rows[:length]].tolist()))
+        ends = iter(drawn[members.forest.rows.cu_rows[-1] :].tolist())
+        for c, chunk in enumerate(members.chunks):
+            rows = np.arange(*members.chunk_cu_rows[c : c + 2], dtype=np.int64)
+            walks.append(Walk(chunk.request, rows, [next(ends)] if chunk.ends_prompt else []))
+        return walks

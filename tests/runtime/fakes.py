@@ -1,0 +1,311 @@
+"""A program set over a table language model that obeys the contract and checks its inputs.
+
+The model's state is a rolling hash of all tokens so far; its logits are a fixed random table row of
+that state.  The fake caches hold tokens, positions and states, and every call rebuilds what it may
+see from the cache through block table, lengths and mask, so a wrong slot, mask, position or
+compaction changes the output or fails an assertion.  Everything is float32 / int64 on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speccompile.runtime.kv_blocks import NULL_BLOCK
+from speccompile.runtime.params import SamplingParams
+from speccompile.runtime.programs import KvCache, Limits, ProgramSet
+from speccompile.runtime.session import Session
+from speccompile.tree.named import OFF
+from speccompile.tree.tree import Tree
+
+VOCAB = 16
+EMPTY = -1.0
+_STATES = 65521
+_TABLE = np.random.default_rng(5).normal(0.0, 2.0, (997, VOCAB))
+
+
+def mix(state: int, token: int) -> int:
+    return (state * 31 + token * 7 + 1) % _STATES
+
+
+def state_of(tokens: Sequence[int]) -> int:
+    state = 0
+    for token in tokens:
+        state = mix(state, token)
+    return state
+
+
+def logits_of(state: int) -> np.ndarray:
+    return _TABLE[state % len(_TABLE)]
+
+
+def gumbel(seed: int, position: int) -> np.ndarray:
+    return np.random.default_rng([seed % 2**63, position]).gumbel(size=VOCAB)
+
+
+def draw(logits: np.ndarray, p: Any, seed: int, position: int) -> int:
+    """Plain reference of the draw: temperature, top-k, top-p, min-p, then Gumbel-max."""
+    if p.temperature == 0:
+        return int(np.argmax(logits))
+    scaled = logits / p.temperature
+    order = np.argsort(-scaled, kind="stable")
+    keep = order[: p.top_k] if p.top_k else order
+    weight = np.exp(scaled[keep] - scaled[keep[0]])
+    above = (np.cumsum(weight) - weight) / weight.sum()
+    keep = keep[((above < p.top_p) | (p.top_p >= 1)) & (weight >= p.min_p)]
+    keep = keep if len(keep) else order[:1]
+    noisy = scaled + gumbel(seed, position)
+    return int(keep[np.argmax(noisy[keep])])
+
+
+def plain(prompt: Sequence[int], params: SamplingParams, count: int, seed: int | None = None) -> list[int]:
+    """``count`` tokens of the fake model by the definition, without any engine."""
+    tokens = list(prompt)
+    for _ in range(count):
+        chosen = params.seed if seed is None else seed
+        tokens.append(draw(logits_of(state_of(tokens)), params, chosen or 0, len(tokens)))
+    return tokens[len(prompt) :]
+
+
+Ranker = Callable[[np.ndarray, int, int], np.ndarray]
+"""Head behaviour: (scores of the true next token, state, position) -> all ids, best candidate first."""
+
+
+def oracle(scores: np.ndarray, _state: int, _position: int) -> np.ndarray:
+    return np.argsort(-scores, kind="stable")
+
+
+def anti(scores: np.ndarray, state: int, position: int) -> np.ndarray:
+    return oracle(scores, state, position)[::-1]
+
+
+def second(scores: np.ndarray, state: int, position: int) -> np.ndarray:
+    """The right candidate is always rank 1."""
+    order = oracle(scores, state, position)
+    return order[[1, 0, *range(2, VOCAB)]]
+
+
+def noisy(scores: np.ndarray, state: int, position: int) -> np.ndarray:
+    """Right about half of the time, by a rule that depends on everything read so far."""
+    return np.argsort(-(scores + np.random.default_rng([state, position]).normal(0, 2.0, VOCAB)))
+
+
+def always(token: int) -> Ranker:
+    def rank(scores: np.ndarray, state: int, position: int) -> np.ndarray:
+        order = anti(scores, state, position)
+        return np.array([token, *(t for t in order if t != token)])
+
+    return rank
+
+
+class FakePrograms:
+    """The four programs.  ``calls`` lists (program, rows) in call order; ``accept`` is what it returned."""
+
+    def __init__(self, limits: Limits, head: Ranker | None) -> None:
+        self.limits, self.head = limits, head
+        self.calls: list[tuple[str, int]] = []
+        self.num_blocks = limits.default_num_blocks
+
+    def program_set(self) -> ProgramSet:
+        return ProgramSet(
+            limits=self.limits,
+            target_step=self.target_step,
+            accept=self.accept,
+            draft_extend=self.draft_extend if self.head else None,
+            draft_step=self.draft_step if self.head else None,
+        )
+
+    def kv(self, num_blocks: int | None = None) -> KvCache:
+        """Caches with [state or token, position] in channels 0 and 1 of one head."""
+        blocks, size = num_blocks or self.num_blocks, self.limits.block_size
+        self.cache = KvCache(
+            num_blocks=blocks,
+            target_keys=[torch.full((blocks, 1, 2, size), EMPTY)],
+            target_values=[torch.full((blocks, 1, size, 2), EMPTY)],
+            draft_keys=[torch.full((blocks, 1, 2, size), EMPTY)],
+            draft_values=[torch.full((blocks, 1, size, 2), EMPTY)],
+        )
+        return self.cache
+
+    def check_guard(self) -> None:
+        """Nothing was ever written to the block that is never handed out."""
+        for tensor in (*self.cache.target_keys, *self.cache.draft_values):
+            assert (tensor[NULL_BLOCK] == EMPTY).all()
+
+    # Slots ----------------------------------------------------------------------------------
+
+    def _locate(self, table: Tensor, slot: int) -> tuple[int, int]:
+        assert 0 <= slot < self.limits.max_seq_len, f"slot {slot} is past max_seq_len"
+        block = int(table[slot // self.limits.block_size])
+        assert block != NULL_BLOCK, f"slot {slot} lies in a block that was not given to the request"
+        return block, slot % self.limits.block_size
+
+    def _write(self, kv: tuple, table: Tensor, slot: int, value: float, position: int) -> None:
+        keys, values = kv
+        block, offset = self._locate(table, slot)
+        keys[0][block, 0, :, offset] = torch.tensor([value, float(position)])
+        values[0][block, 0, offset, :] = torch.tensor([value, float(position)])
+
+    def _read(self, kv: tuple, table: Tensor, slot: int) -> tuple[int, int]:
+        keys, values = kv
+        block, offset = self._locate(table, slot)
+        key, value = keys[0][block, 0, :, offset].tolist(), values[0][block, 0, offset, :].tolist()
+        assert key == value and key[0] != EMPTY, f"slot {slot} was read before it was written"
+        return int(key[0]), int(key[1])
+
+    def _visible(self, layout: tuple, kv: tuple) -> list[list[tuple[int, int]]]:
+        """For each row the (value, position) pairs it sees, by position; asserts they are 0 .. its own."""
+        position, mask, cu, prefix, start, table = layout
+        assert [t.dtype for t in layout] == [torch.int64] * 2 + [torch.int32] * 4
+        assert mask.shape == (len(position), self.limits.mask_words)
+        assert table.shape == (len(prefix), self.limits.blocks_per_request)
+        assert cu[0] == 0 and cu[-1] == len(position) and len(cu) == len(prefix) + 1 == len(start) + 1
+        assert 1 <= len(position) <= self.limits.max_rows and len(prefix) <= self.limits.max_batch_size
+        out = []
+        for r in range(len(prefix)):
+            for row in range(int(cu[r]), int(cu[r + 1])):
+                bits = [s for s in range(64 * mask.shape[1]) if int(mask[row, s // 64]) >> (s % 64) & 1]
+                own = int(start[r]) + row - int(cu[r])
+                assert own in bits and max(bits) == own, "a row sees itself and nothing later"
+                slots = [*range(int(prefix[r])), *(int(prefix[r]) + s for s in bits)]
+                seen = [self._read(kv, table[r], slot) for slot in slots]
+                assert sorted(p for _, p in seen) == list(range(int(position[row]) + 1))
+                out.append(sorted(seen, key=lambda item: item[1]))
+        return out
+
+    def _fill(self, layout: tuple, kv: tuple, value: Sequence[int]) -> None:
+        position, _, cu, prefix, start, table = layout
+        for r in range(len(prefix)):
+            for row in range(int(cu[r]), int(cu[r + 1])):
+                slot = int(prefix[r]) + int(start[r]) + row - int(cu[r])
+                self._write(kv, table[r], slot, value[row], int(position[row]))
+
+    # Programs -------------------------------------------------------------------------------
+
+    def target_step(self, token: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        layout, logit_row, kv = rest[:6], rest[6], rest[7:]
+        assert token.dtype == logit_row.dtype == torch.int64 and len(logit_row) >= 1
+        assert ((token >= 0) & (token < VOCAB)).all()
+        self.calls.append(("target_step", len(token)))
+        self._fill(layout, kv, token.tolist())
+        states = [state_of([t for t, _ in seen]) for seen in self._visible(layout, kv)]
+        logits = np.stack([logits_of(states[row]) for row in logit_row.tolist()])
+        return torch.tensor(logits, dtype=torch.float32), torch.tensor(states, dtype=torch.float32)[:, None]
+
+    def draft_extend(self, token: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        layout, (feature, feature_row, out_row, temperature, seed), kv = rest[:6], rest[6:11], rest[11:]
+        self.calls.append(("draft_extend", len(token)))
+        states = feature[feature_row, 0].long().tolist()
+        after = [mix(state, t) for state, t in zip(states, token.tolist(), strict=True)]
+        self._fill(layout, kv, after)
+        return self._head_outputs(layout, kv, after, out_row.tolist(), temperature, seed)
+
+    def draft_step(self, *args: Any) -> tuple[Tensor, Tensor]:
+        layout, (hidden, topk, parent_row, rank, temperature, seed), kv = args[:6], args[6:12], args[12:]
+        self.calls.append(("draft_step", len(parent_row)))
+        token = topk[parent_row, rank].tolist()
+        states = hidden[parent_row, 0].long().tolist()
+        after = [mix(state, t) for state, t in zip(states, token, strict=True)]
+        self._fill(layout, kv, after)
+        return self._head_outputs(layout, kv, after, list(range(len(after))), temperature, seed)
+
+    def _head_outputs(
+        self,
+        layout: tuple,
+        kv: tuple,
+        after: list[int],
+        out_row: list[int],
+        temperature: Tensor,
+        seed: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Candidates from the state after each pair; the pairs seen must chain up to that state."""
+        visible = self._visible(layout, kv)
+        assert self.head is not None and len(out_row) == len(temperature) == len(seed)
+        topk = []
+        for index, row in enumerate(out_row):
+            chain = [state for state, _ in visible[row]]
+            assert chain[-1] == after[row]
+            for before, state in zip(chain, chain[1:], strict=False):
+                assert state in {mix(before, t) for t in range(VOCAB)}, "the head's KV is not one text"
+            scores, position = logits_of(after[row]).copy(), int(layout[0][row]) + 2
+            heat = float(temperature[index])
+            if heat > 0:
+                scores = scores / heat + gumbel(int(seed[index]), position)
+            topk.append(self.head(scores, after[row], position)[: self.limits.draft_topk])
+        hidden = torch.tensor([after[row] for row in out_row], dtype=torch.float32)[:, None]
+        return hidden, torch.tensor(np.stack(topk))
+
+    def accept(self, logits: Tensor, token: Tensor, parent: Tensor, position: Tensor, *rest: Any) -> tuple:
+        cu, prefix, table, temperature, top_k, top_p, min_p, seed, *kv = rest
+        assert len(logits) == len(token) == len(parent) == len(position) == int(cu[-1])
+        assert len(temperature) == len(prefix) == len(table) == len(cu) - 1
+        self.calls.append(("accept", len(token)))
+        drawn, paths, lengths = [0] * len(token), [], []
+        for r in range(len(prefix)):
+            first, last = int(cu[r]), int(cu[r + 1])
+            p = SamplingParams(
+                temperature=float(temperature[r]),
+                top_k=int(top_k[r]),
+                top_p=float(top_p[r]),
+                min_p=float(min_p[r]),
+            )
+            for row in range(first, last):
+                drawn[row] = draw(logits[row].double().numpy(), p, int(seed[r]), int(position[row]) + 1)
+            path = self._walk(drawn, token.tolist(), parent.tolist(), first, last)
+            moved = [self._read(kv, table[r], int(prefix[r]) + row - first) for row in path]
+            for j, (value, at) in enumerate(moved):
+                self._write(kv, table[r], int(prefix[r]) + j, value, at)
+            for row in range(len(path), last - first):  # what was rejected must never be read again
+                self._write(kv, table[r], int(prefix[r]) + row, EMPTY, -1)
+            lengths.append(len(path))
+            paths.append(path + path[-1:] * (self.limits.max_tree_depth + 1 - len(path)))
+        return torch.tensor(drawn), torch.tensor(paths), torch.tensor(lengths)
+
+    @staticmethod
+    def _walk(drawn: list[int], token: list[int], parent: list[int], first: int, last: int) -> list[int]:
+        path = [first]
+        assert parent[first] == -1
+        for row in range(first + 1, last):
+            assert first <= parent[row] < row
+            if parent[row] == path[-1] and token[row] == drawn[path[-1]]:
+                path.append(row)
+        return path
+
+
+def token_bytes(token: int) -> bytes:
+    return bytes([ord("a") + token])
+
+
+def limits(**changes: int) -> Limits:
+    values = {
+        "max_batch_size": 6,
+        "max_seq_len": 96,
+        "max_rows": 160,
+        "max_tree_depth": 6,
+        "draft_topk": 4,
+        "block_size": 4,
+    }
+    return Limits(**{**values, **changes})
+
+
+def make_session(
+    head: Ranker | None = oracle, *, tree: Tree = OFF, num_blocks: int | None = None, **options: Any
+) -> tuple[Session, FakePrograms]:
+    """A session over fresh fakes; ``options`` are limits or arguments of Session."""
+    sizes = {key: options.pop(key) for key in list(options) if key in Limits.__dataclass_fields__}
+    fake = FakePrograms(limits(**sizes), head)
+    arguments = {"vocab_size": VOCAB, "eos_ids": (), "token_bytes": token_bytes, **options}
+    return Session(fake.program_set(), fake.kv(num_blocks), default_tree=tree, **arguments), fake
+
+
+def finish(session: Session) -> None:
+    """Step until nothing is left."""
+    for _ in range(2000):
+        if session.idle:
+            return
+        session.step()
+    raise AssertionError("the session did not come to an end")
