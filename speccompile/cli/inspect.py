@@ -45,7 +45,7 @@ def _summary(path: Path, manifest: Manifest) -> list[tuple[str, Any]]:
         ("programs", f"{config.backend}, {config.dtype}, {config.threads} threads"),
         (
             "limits",
-            f"{config.max_seq_len} tokens, {config.max_batch_size} requests, {config.max_rows} rows per call, "
+            f"{config.max_seq_len} tokens, {config.max_batch_size} requests, {config.max_rows} rows a call, "
             f"tree depth {config.max_tree_depth}, {config.draft_topk} candidates per node",
         ),
         ("KV cache", f"blocks of {config.block_size} tokens"),

@@ -8,7 +8,7 @@ carried along.  ``messages`` and ``turns`` always go through the chat template.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,23 +31,28 @@ class Prompt:
 
     def conversation(
         self, tokenizer: Tokenizer, answer: Callable[[list[int], str], str], *, only_first: bool = False
-    ) -> None:
-        """Call ``answer(token_ids, name)`` for every turn; its text becomes the assistant's message."""
+    ) -> list[Message]:
+        """Call ``answer(token_ids, name)`` for every turn (or the first); returns the dialogue so far.
+
+        The text that ``answer`` returns becomes the assistant's message.  A plain text leaves no dialogue.
+        """
         if self.text is not None:
             answer(tokenizer.encode(self.text), self.name)
-            return
+            return []
         history = list(self.messages)
-        if not self.turns:
-            answer(tokenizer.encode_chat(history), self.name)
-        for number, turn in enumerate(self.turns[:1] if only_first else self.turns, 1):
-            history.append({"role": "user", "content": turn})
+        turns = self.turns[:1] if only_first else self.turns
+        for number, turn in enumerate(turns or (None,), 1):
+            if turn is not None:
+                history.append({"role": "user", "content": turn})
             name = f"{self.name}/{number}" if len(self.turns) > 1 else self.name
-            history.append({"role": "assistant", "content": answer(tokenizer.encode_chat(history), name)})
+            text = answer(tokenizer.encode_chat(history), name)
+            history.append({"role": "assistant", "content": text})
+        return history
 
 
-def single_prompt(text: str, name: str, *, chat: bool) -> Prompt:
-    """A prompt from plain text; with ``chat`` it is one user turn."""
-    return Prompt(name=name, turns=(text,)) if chat else Prompt(name=name, text=text)
+def single_prompt(text: str, name: str, *, chat: bool, history: Sequence[Message] = ()) -> Prompt:
+    """A prompt from plain text; with ``chat`` it is the next user turn after ``history``."""
+    return Prompt(name=name, messages=tuple(history), turns=(text,)) if chat else Prompt(name=name, text=text)
 
 
 def read_prompts(path: Path, *, chat: bool = False) -> list[Prompt]:
