@@ -33,8 +33,8 @@ _EXAMPLE = {"T": 6, "R": 3, "N": 5, "S": 7, "M": 4, "W": 2, "blocks": 16}
 class ProgramLimits:
     """Sizes that the programs are compiled for; recorded in the manifest.
 
-    ``max_rows`` rows per target call, ``max_path`` tree depth + 1, ``block_size`` KV slots per
-    block, ``draft_topk`` candidates per node (K), ``max_seq_len`` positions of one request.
+    ``max_rows`` rows per call, all requests together, ``max_path`` tree depth + 1, ``block_size`` KV
+    slots per block, ``draft_topk`` candidates per node (K), ``max_seq_len`` positions of one request.
     """
 
     max_batch_size: int
@@ -52,7 +52,7 @@ class _Signature:
         self, sizes: dict[str, int], dtype: torch.dtype, limits: ProgramLimits, min_rows: int = 1
     ) -> None:
         self.sizes, self.dtype = sizes, dtype
-        rows = limits.max_rows * max(1, limits.max_batch_size)
+        rows = limits.max_rows
         bounds = {"T": rows, "N": rows, "S": rows, "R": limits.max_batch_size}
         least = {"T": min_rows, "N": min_rows, "S": 1, "R": 1}
         self.dims: dict[str, Any] = {k: Dim(k, min=least[k], max=max(bounds[k], 2)) for k in bounds}

@@ -1,0 +1,1 @@
+"""Measures engines against plain decoding and against transformers, as ratios within one run."""
