@@ -1,0 +1,54 @@
+"""Heads of the EAGLE authors (SafeAILab) and SpecForge, which shares the EAGLE-3 layout.
+
+EAGLE-1 and EAGLE-2 heads are the same files.  Our own extension of the EAGLE-1 layout adds ``d2t`` and
+``draft_vocab_size`` without an ``lm_head``: a reduced vocabulary over the target's own rows, as in FR-Spec
+(arXiv 2502.14856).  SpecForge adds ``eagle_config`` ids, ``fc_norm`` and ``norm_output``; its ``norm_output``
+says whether ``norm`` is applied before ``lm_head``, which differs from the speculators key of that name.
+"""
+
+from __future__ import annotations
+
+from speccompile.checkpoint.head_aux import stated_aux_layers
+from speccompile.checkpoint.head_formats.base import (
+    EAGLE3_CLAIMS,
+    Claim,
+    HeadFacts,
+    HeadFormat,
+    RawHead,
+    claims_of,
+)
+
+
+def _has_midlayer(raw: RawHead) -> bool:
+    return any(name.startswith("midlayer.") for name in raw.stored.values())
+
+
+def _is_eagle1(raw: RawHead) -> bool:
+    return not _has_midlayer(raw) and raw.kind() == "eagle1"
+
+
+def _read_eagle1(raw: RawHead) -> HeadFacts:
+    if str(raw.config.get("model_type", "")).startswith("llama4"):
+        raise raw.error("an EAGLE-1 head built of Llama 4 layers is not supported; use an EAGLE-3 head")
+    return HeadFacts(
+        llama=raw.config,
+        draft_vocab_size=raw.positive_int(raw.config, "draft_vocab_size"),
+        target_hidden_size=raw.positive_int(raw.config, "target_hidden_size"),
+        claims=(Claim(tensor="fc.weight", present=True, because="every EAGLE-1 head has it"),),
+    )
+
+
+def _read_eagle3(raw: RawHead) -> HeadFacts:
+    return HeadFacts(
+        llama=raw.config,
+        draft_vocab_size=raw.positive_int(raw.config, "draft_vocab_size"),
+        target_hidden_size=raw.positive_int(raw.config, "target_hidden_size"),
+        aux_layers=stated_aux_layers(raw.config, raw.config_path),
+        norm_before_residual=raw.config.get("norm_before_residual", False),
+        final_norm=raw.config.get("norm_output") is not False,
+        claims=EAGLE3_CLAIMS + claims_of(raw.config, {"fc_norm": "fc_norm.0.weight"}),
+    )
+
+
+SAFEAILAB_1 = HeadFormat(name="SafeAILab EAGLE-1/2", matches=_is_eagle1, read=_read_eagle1)
+SAFEAILAB_3 = HeadFormat(name="SafeAILab/SpecForge EAGLE-3", matches=_has_midlayer, read=_read_eagle3)
