@@ -29,7 +29,7 @@ from speccompile.runtime.stats import Completion
     help='JSONL file with "prompt", "messages" or "turns" per line.',
 )
 @click.option("--chat", is_flag=True, help="Put prompts through the chat template, as user messages.")
-@sampling_options
+@sampling_options()
 @click.option("--no-spec", is_flag=True, help="Decode plainly; the text does not change.")
 @click.option("--stream/--no-stream", default=None, help="Show text as it is made. Default: on a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per answer and line.")
