@@ -23,7 +23,8 @@ _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layer
 def read_llama_config(folder: Path) -> LlamaConfig:
     """The target's config from a Hugging Face folder.
 
-    ``eos_token_ids`` is the union of ``generation_config.json`` and ``config.json``, in this order.
+    ``eos_token_ids`` is the union of ``generation_config.json`` and ``config.json``, in this order; for
+    ``bos_token_id`` the former goes first.
     """
     path = folder / "config.json"
     raw = read_json(path)
@@ -53,7 +54,7 @@ def llama_config(raw: dict[str, Any], generation: dict[str, Any], where: str) ->
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
-        bos_token_id=_first_id(raw.get("bos_token_id", generation.get("bos_token_id"))),
+        bos_token_id=_first_id(generation.get("bos_token_id", raw.get("bos_token_id"))),
         eos_token_ids=_eos_ids(generation, raw, where),
     )
 

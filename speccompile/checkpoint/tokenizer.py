@@ -45,9 +45,9 @@ class Tokenizer:
         self._added = {i: token.content for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         prefix = core.encode("", add_special_tokens=True).ids[:1]
-        self.bos_id = self._named_id("bos_token") if "bos_token" in config else (prefix or [None])[0]
-        flag = config.get("add_bos_token")
-        self.adds_bos = self.bos_id is not None and (prefix == [self.bos_id] if flag is None else bool(flag))
+        self.bos_id = self._named_id("bos_token") if "bos_token" in config else next(iter(prefix), None)
+        # The post-processor decides, as in transformers 5, which ignores add_bos_token beside a tokenizer.json.
+        self.adds_bos = self.bos_id is not None and prefix == [self.bos_id]
 
     @classmethod
     def from_dir(cls, folder: Path) -> Tokenizer:
