@@ -129,10 +129,14 @@ def _check_tensors(raw: RawHead, config: HeadConfig, facts: HeadFacts) -> None:
 
 def _check_shared_parts(raw: RawHead, config: HeadConfig) -> None:
     """What the head takes from the target must exist there, with the head's width."""
+    if config.hidden_size != config.target_hidden_size:
+        _check_own_width(raw, config)
     if config.kind == "eagle3" and config.draft_vocab_size < config.vocab_size and not config.own_lm_head:
         raise raw.missing("lm_head.weight", "an EAGLE-3 head with a reduced vocabulary has its own")
-    if config.hidden_size == config.target_hidden_size:
-        return
+
+
+def _check_own_width(raw: RawHead, config: HeadConfig) -> None:
+    """A head of another width than its target can share neither the hidden state nor any matrix."""
     sizes = f"hidden_size {config.hidden_size} differs from target_hidden_size {config.target_hidden_size}"
     if config.kind == "eagle1" or not config.has_fc:
         raise raw.error(f"{sizes}, but this head reads the target's hidden state as it is")
