@@ -5,7 +5,7 @@ Legend as in ``ARCHITECTURE.md``: T rows of R requests, W mask words, M blocks p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,17 @@ class Layout:
     prefix_len: Array
     suffix_start: Array
     block_table: Array
+
+    def padded(self, rows: int) -> Layout:
+        """At least ``rows`` rows; those added lie past ``cu_rows[-1]`` and belong to no request."""
+        missing = rows - len(self.position)
+        if missing <= 0:
+            return self
+        return replace(
+            self,
+            position=np.pad(self.position, (0, missing)),
+            mask=np.pad(self.mask, ((0, missing), (0, 0))),
+        )
 
     def tensors(self, device: torch.device) -> list[Tensor]:
         arrays = (

@@ -20,7 +20,9 @@ class Limits:
     """Sizes the programs were made for.
 
     ``max_rows`` bounds the token rows of one call, all requests together; ``max_seq_len`` is in
-    tokens, prompt included; ``draft_topk`` candidates per drafted row; ``block_size`` KV slots.
+    tokens, prompt included; ``draft_topk`` candidates per drafted row; ``block_size`` KV slots;
+    ``min_target_rows`` the rows, and rows with logits, that ``target_step`` takes at least (padding
+    rows belong to no request).
     """
 
     max_batch_size: int
@@ -29,6 +31,7 @@ class Limits:
     max_tree_depth: int
     draft_topk: int
     block_size: int
+    min_target_rows: int
 
     @property
     def mask_words(self) -> int:
@@ -90,12 +93,12 @@ BlockShapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def allocate_layers(
-    num_layers: int, num_blocks: int, shapes: BlockShapes, dtype: torch.dtype, device: torch.device
+    num_layers: int, num_blocks: int, shapes: BlockShapes, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Zeroed keys and values of ``num_layers`` layers; ``shapes`` are those of one block of K and of V."""
 
     def zeros(shape: tuple[int, ...]) -> list[Tensor]:
-        return [torch.zeros(num_blocks, *shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        return [torch.zeros(num_blocks, *shape, dtype=dtype) for _ in range(num_layers)]
 
     keys, values = map(zeros, shapes)
     return keys, values

@@ -77,8 +77,8 @@ class Session:
             needed = self._pool.blocks_for(request.slots_needed)
             if needed > self._pool.capacity:
                 raise RequestError(
-                    f"max_tokens: prompt and {request.max_new} new tokens need {needed} KV blocks, the pool has "
-                    f"{self._pool.capacity}; ask for fewer tokens or load the engine with more blocks"
+                    f"max_tokens: prompt and {request.max_new} new tokens need {needed} KV blocks, the pool "
+                    f"has {self._pool.capacity}; ask for fewer tokens or load the engine with more blocks"
                 )
             self._waiting.append(request)
         return request

@@ -33,13 +33,13 @@ class Verifier:
 
     def __init__(self, programs: ProgramSet, kv: KvCache, causal: CausalLayouts) -> None:
         self._programs, self._kv, self._causal = programs, kv, causal
-        self._device = programs.device
+        self._device, self._min_rows = programs.device, programs.limits.min_target_rows
 
     def verify(self, members: Members, candidates: list[Tensor]) -> tuple[list[Walk], Tensor]:
         """One walk per member and the features of all rows of the call."""
-        layout = self._layout(members)
+        layout = self._layout(members).padded(self._min_rows)
         logit_row = self._logit_row(members)
-        token = self._token(members, candidates)
+        token = self._token(members, candidates, len(layout.position))
         logits, feature = self._programs.target_step(
             token, *layout.tensors(self._device), tensor(logit_row, self._device), *self._kv.target
         )
@@ -68,15 +68,15 @@ class Verifier:
         return joined(layout, causal) if members.chunks else layout
 
     def _logit_row(self, members: Members) -> Int64:
-        """Rows to score: all tree rows and the last row of each prompt.  Never empty: programs need a row."""
+        """Rows to score: all tree rows, the last row of each prompt, and row 0 again as padding."""
         ends = [
             members.chunk_cu_rows[c + 1] - 1 for c, chunk in enumerate(members.chunks) if chunk.ends_prompt
         ]
         trees = np.arange(members.forest.rows.cu_rows[-1], dtype=np.int64)
         rows = np.concatenate([trees, np.array(ends, np.int64)])
-        return rows if len(rows) else np.zeros(1, np.int64)
+        return np.pad(rows, (0, max(0, self._min_rows - len(rows))))
 
-    def _token(self, members: Members, candidates: list[Tensor]) -> Tensor:
+    def _token(self, members: Members, candidates: list[Tensor], num_rows: int) -> Tensor:
         roots = np.array([request.tokens[-1] for request in members.decoding], np.int64)
         drafted = torch.cat([tensor(roots, self._device), *(topk.reshape(-1) for topk in candidates)])
         parts = [drafted[tensor(members.forest.token_source, self._device)]]
@@ -84,7 +84,8 @@ class Verifier:
             request = chunk.request
             ids = request.prompt[request.committed : request.committed + chunk.length]
             parts.append(torch.tensor(ids, dtype=torch.int64, device=self._device))
-        return torch.cat(parts)
+        padding = num_rows - sum(map(len, parts))
+        return torch.cat([*parts, torch.zeros(padding, dtype=torch.int64, device=self._device)])
 
     def _accept(
         self, members: Members, layout: Layout, logit_row: Int64, token: Tensor, logits: Tensor
@@ -93,13 +94,14 @@ class Verifier:
         forest, trees = members.forest, len(members.decoding)
         ends = len(members.drawing) - trees
         position = layout.position[logit_row]
-        single = np.arange(1, ends + 1, dtype=np.int32)
+        singles = forest.rows.cu_rows[-1] + np.arange(1, ends + 1, dtype=np.int32)
+        no_parent = np.full(len(logit_row) - len(forest.parent), -1, np.int64)
         drawn, path, path_len = self._programs.accept(
             logits,
             token[tensor(logit_row, self._device)],
-            tensor(np.concatenate([forest.parent, np.full(ends, -1, np.int64)]), self._device),
+            tensor(np.concatenate([forest.parent, no_parent]), self._device),
             tensor(position, self._device),
-            tensor(np.concatenate([forest.rows.cu_rows, forest.rows.cu_rows[-1] + single]), self._device),
+            tensor(np.concatenate([forest.rows.cu_rows, singles]), self._device),
             tensor(self._root_slot(members, position), self._device),
             tensor(members.block_table[members.drawing], self._device),
             *members.accept_inputs(self._device),
@@ -113,7 +115,8 @@ class Verifier:
     def _root_slot(members: Members, position: Int64) -> Int64:
         """i32 [R] slot of the first row of each drawing request; a prompt's only row is its last token."""
         trees, tree_rows = len(members.decoding), members.forest.rows.cu_rows[-1]
-        return np.concatenate([members.committed[:trees], position[tree_rows:]]).astype(np.int32)
+        ends = position[tree_rows : tree_rows + len(members.drawing) - trees]
+        return np.concatenate([members.committed[:trees], ends]).astype(np.int32)
 
     @staticmethod
     def _walks(members: Members, drawn: Int64, path: Int64, path_len: Int64) -> list[Walk]:

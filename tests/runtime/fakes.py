@@ -9,6 +9,7 @@ compaction changes the output or fails an assertion.  Everything is float32 / in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -138,34 +139,33 @@ class FakePrograms:
 
     # Slots ----------------------------------------------------------------------------------
 
-    def _locate(self, table: Tensor, slot: int) -> tuple[int, int]:
+    def _locate(self, table: Any, slot: int) -> tuple[int, int]:
         assert 0 <= slot < self.limits.max_seq_len, f"slot {slot} is past max_seq_len"
         block = int(table[slot // self.limits.block_size])
         assert block != NULL_BLOCK, f"slot {slot} lies in a block that was not given to the request"
         return block, slot % self.limits.block_size
 
-    def _write(self, kv: tuple, table: Tensor, slot: int, value: float, position: int) -> None:
-        keys, values = kv
+    def _write(self, kv: tuple, table: Any, slot: int, value: float, position: int) -> None:
+        keys, values = kv[0][0].numpy(), kv[1][0].numpy()
         block, offset = self._locate(table, slot)
-        keys[0][block, 0, :, offset] = torch.tensor([value, float(position)])
-        values[0][block, 0, offset, :] = torch.tensor([value, float(position)])
+        keys[block, 0, :, offset] = values[block, 0, offset, :] = (value, position)
 
-    def _read(self, kv: tuple, table: Tensor, slot: int) -> tuple[int, int]:
-        keys, values = kv
+    def _read(self, kv: tuple, table: Any, slot: int) -> tuple[int, int]:
+        keys, values = kv[0][0].numpy(), kv[1][0].numpy()
         block, offset = self._locate(table, slot)
-        key, value = keys[0][block, 0, :, offset].tolist(), values[0][block, 0, offset, :].tolist()
+        key, value = keys[block, 0, :, offset].tolist(), values[block, 0, offset, :].tolist()
         assert key == value and key[0] != EMPTY, f"slot {slot} was read before it was written"
         return int(key[0]), int(key[1])
 
     def _visible(self, layout: tuple, kv: tuple) -> list[list[tuple[int, int]]]:
         """For each row the (value, position) pairs it sees, by position; asserts they are 0 .. its own."""
-        position, mask, cu, prefix, start, table = layout
         assert [t.dtype for t in layout] == [torch.int64] * 2 + [torch.int32] * 4
+        position, mask, cu, prefix, start, table = (t.numpy() for t in layout)
         assert mask.shape == (len(position), self.limits.mask_words)
         assert table.shape == (len(prefix), self.limits.blocks_per_request)
-        assert cu[0] == 0 and cu[-1] == len(position) and len(cu) == len(prefix) + 1 == len(start) + 1
+        assert cu[0] == 0 and cu[-1] <= len(position) and len(cu) == len(prefix) + 1 == len(start) + 1
         assert 1 <= len(position) <= self.limits.max_rows and len(prefix) <= self.limits.max_batch_size
-        out = []
+        out: list[list[tuple[int, int]]] = []
         for r in range(len(prefix)):
             for row in range(int(cu[r]), int(cu[r + 1])):
                 bits = [s for s in range(64 * mask.shape[1]) if int(mask[row, s // 64]) >> (s % 64) & 1]
@@ -175,10 +175,10 @@ class FakePrograms:
                 seen = [self._read(kv, table[r], slot) for slot in slots]
                 assert sorted(p for _, p in seen) == list(range(int(position[row]) + 1))
                 out.append(sorted(seen, key=lambda item: item[1]))
-        return out
+        return out + [[]] * (len(position) - len(out))
 
     def _fill(self, layout: tuple, kv: tuple, value: Sequence[int]) -> None:
-        position, _, cu, prefix, start, table = layout
+        position, _, cu, prefix, start, table = (t.numpy() for t in layout)
         for r in range(len(prefix)):
             for row in range(int(cu[r]), int(cu[r + 1])):
                 slot = int(prefix[r]) + int(start[r]) + row - int(cu[r])
@@ -188,7 +188,8 @@ class FakePrograms:
 
     def target_step(self, token: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         layout, logit_row, kv = rest[:6], rest[6], rest[7:]
-        assert token.dtype == logit_row.dtype == torch.int64 and len(logit_row) >= 1
+        assert token.dtype == logit_row.dtype == torch.int64
+        assert min(len(token), len(logit_row)) >= self.limits.min_target_rows
         assert ((token >= 0) & (token < VOCAB)).all()
         self.calls.append(("target_step", len(token)))
         self._fill(layout, kv, token.tolist())
@@ -224,12 +225,13 @@ class FakePrograms:
     ) -> tuple[Tensor, Tensor]:
         """Candidates from the state after each pair; the pairs seen must chain up to that state."""
         visible = self._visible(layout, kv)
+        assert len(layout[0]) == layout[2][-1], "only target_step is padded"
         assert self.head is not None and len(out_row) == len(temperature) == len(seed)
         topk = []
         for index, row in enumerate(out_row):
             chain = [state for state, _ in visible[row]]
             assert chain[-1] == after[row]
-            for before, state in zip(chain, chain[1:], strict=False):
+            for before, state in pairwise(chain):
                 assert state in {mix(before, t) for t in range(VOCAB)}, "the head's KV is not one text"
             scores, position = logits_of(after[row]).copy(), int(layout[0][row]) + 2
             heat = float(temperature[index])
@@ -241,7 +243,7 @@ class FakePrograms:
 
     def accept(self, logits: Tensor, token: Tensor, parent: Tensor, position: Tensor, *rest: Any) -> tuple:
         cu, prefix, table, temperature, top_k, top_p, min_p, seed, *kv = rest
-        assert len(logits) == len(token) == len(parent) == len(position) == int(cu[-1])
+        assert len(logits) == len(token) == len(parent) == len(position) >= int(cu[-1])
         assert len(temperature) == len(prefix) == len(table) == len(cu) - 1
         self.calls.append(("accept", len(token)))
         drawn, paths, lengths = [0] * len(token), [], []
@@ -288,6 +290,7 @@ def limits(**changes: int) -> Limits:
         "max_tree_depth": 6,
         "draft_topk": 4,
         "block_size": 4,
+        "min_target_rows": 2,
     }
     return Limits(**{**values, **changes})
 

@@ -1,0 +1,182 @@
+"""A loaded engine directory: programs, caches, tokenizer and one session, behind ``generate``.
+
+Everything that knows of files is here; the session below knows none of them.  An engine belongs to
+one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speccompile.build.engine_dir import EngineDir, load_engine_dir
+from speccompile.build.lowering import get_lowering
+from speccompile.build.manifest import Manifest
+from speccompile.build.plugin import PLUGIN_NAME, load_plugin
+from speccompile.build.programs import MIN_TARGET_ROWS, kv_shapes
+from speccompile.checkpoint.tokenizer import Tokenizer
+from speccompile.errors import RequestError
+from speccompile.runtime.params import SamplingParams
+from speccompile.runtime.programs import KvCache, Limits, ProgramSet, allocate_layers
+from speccompile.runtime.request import Request
+from speccompile.runtime.session import Session
+from speccompile.runtime.stats import Completion
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids (used as they are), or a conversation (``[{"role": ..., "content": ...}]``)."""
+
+
+class Engine:
+    """Generates with one engine directory.
+
+    Attributes: ``path``, ``manifest``, ``tokenizer``, ``programs``, ``kv``, ``session``.
+    """
+
+    def __init__(self, engine: EngineDir, *, num_blocks: int | None = None) -> None:
+        self.path = engine.path
+        self.manifest = engine.manifest
+        torch.set_num_threads(engine.manifest.config.threads)
+        self.tokenizer = Tokenizer.from_dir(engine.tokenizer)
+        self.programs = _load_programs(engine)
+        self.kv = _allocate_kv(engine.manifest, num_blocks or self.programs.limits.default_num_blocks)
+        self.session = Session(
+            self.programs,
+            self.kv,
+            vocab_size=self.manifest.target.vocab_size,
+            eos_ids={*self.manifest.target.eos_token_ids, *self.tokenizer.eos_ids},
+            token_bytes=self._shown_bytes,
+            default_tree=engine.tree(),
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, *, num_blocks: int | None = None) -> Engine:
+        """Load and check an engine directory; raises EngineError.
+
+        ``num_blocks``: size of the KV pool; the default holds ``max_batch_size`` requests of full length.
+        """
+        return cls(load_engine_dir(Path(path)), num_blocks=num_blocks)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat: bool = False,
+    ) -> Any:
+        """Complete one prompt (returns a Completion) or several together (returns a list).
+
+        ``params``: for all prompts, or one per prompt.  ``chat`` sends texts through the chat template as
+        user messages; conversations always go through it.  Text gets a BOS if the checkpoint asks for
+        one, so an empty text is BOS alone, or refused.  Raises RequestError before anything runs.
+        """
+        single = _is_prompt(prompts)
+        each = [prompts] if single else list(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(each)
+        if len(params) != len(each):
+            raise RequestError(f"params: {len(params)} for {len(each)} prompts; give one, or one per prompt")
+        ids = [self.encode(prompt, chat=chat) for prompt in each]
+        requests: list[Request] = []
+        try:
+            for prompt_ids, prompt_params in zip(ids, params, strict=True):
+                requests.append(self.session.submit(prompt_ids, prompt_params))
+            while not all(request.done for request in requests):
+                self.session.step()
+        finally:
+            for request in requests:
+                self.session.cancel(request)
+        done = [request.completion() for request in requests]
+        return done[0] if single else done
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, chat: bool = False) -> Stream:
+        """Complete one prompt, piece by piece: iterate for text, then read ``completion``."""
+        ids = self.encode(prompt, chat=chat)
+        return Stream(self.session, self.session.submit(ids, params or SamplingParams()))
+
+    def encode(self, prompt: Prompt, *, chat: bool = False) -> list[int]:
+        """Token ids of a prompt, as :meth:`generate` makes them."""
+        if isinstance(prompt, str):
+            return (
+                self.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+                if chat
+                else self.tokenizer.encode(prompt)
+            )
+        if prompt and isinstance(prompt[0], Mapping):
+            return self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+        return list(prompt)  # type: ignore[arg-type]
+
+    def _shown_bytes(self, token: int) -> bytes:
+        return b"" if token in self.tokenizer.special_ids else self.tokenizer.token_bytes(token)
+
+
+class Stream:
+    """Text of one request as it is made; no piece holds half a character or part of a stop string.
+
+    Leaving the iteration early cancels the request.
+    """
+
+    def __init__(self, session: Session, request: Request) -> None:
+        self._session, self._request = session, request
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def close(self) -> None:
+        """Cancel the request unless it is done."""
+        self._session.cancel(self._request)
+
+    @property
+    def completion(self) -> Completion:
+        """The result; runs to the end first if the text was not read to its end."""
+        for _ in self._pieces:
+            pass
+        return self._request.completion()
+
+    def _run(self) -> Iterator[str]:
+        try:
+            while True:
+                if piece := self._request.output.take_text():
+                    yield piece
+                if self._request.done:
+                    return
+                self._session.step()
+        finally:
+            self.close()
+
+
+def _is_prompt(prompts: Any) -> bool:
+    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], (int, Mapping)))
+
+
+def _load_programs(engine: EngineDir) -> ProgramSet:
+    config = engine.manifest.config
+    load_plugin(engine.lib / PLUGIN_NAME)
+    lowering = get_lowering(config.backend)
+    names = ["target_step", "accept"]
+    if engine.manifest.head:
+        names += ["draft_extend", "draft_step"]
+    limits = Limits(
+        max_batch_size=config.max_batch_size,
+        max_seq_len=config.max_seq_len,
+        max_rows=config.max_rows,
+        max_tree_depth=config.max_tree_depth,
+        draft_topk=config.draft_topk,
+        block_size=config.block_size,
+        min_target_rows=MIN_TARGET_ROWS,
+    )
+    return ProgramSet(limits=limits, **{name: lowering.load(engine.program(name)) for name in names})
+
+
+def _allocate_kv(manifest: Manifest, num_blocks: int) -> KvCache:
+    caches: dict[str, list[torch.Tensor]] = {}
+    for name, model in (("target", manifest.target), ("draft", manifest.head)):
+        if model is not None:
+            shapes = kv_shapes(model, manifest.config.block_size)
+            caches[f"{name}_keys"], caches[f"{name}_values"] = allocate_layers(
+                model.num_hidden_layers, num_blocks, shapes, manifest.config.torch_dtype
+            )
+    return KvCache(num_blocks=num_blocks, **caches)
