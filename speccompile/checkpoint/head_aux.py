@@ -43,8 +43,10 @@ def stated_aux_layers(config: dict[str, Any], path: Path) -> tuple[int, ...] | N
 
 def check_aux_layers(layers: tuple[int, ...], where: str) -> tuple[int, ...]:
     """Sorted layers; the features are always concatenated in ascending layer order."""
-    if len(set(layers)) != len(layers) or any(i < 0 for i in layers):
-        raise CheckpointError(f"{where}: aux layers {list(layers)} must be distinct and not negative")
+    if not layers or len(set(layers)) != len(layers) or min(layers) < 0:
+        raise CheckpointError(
+            f"{where}: aux layers {list(layers)} must be distinct, not negative, at least one"
+        )
     return tuple(sorted(layers))
 
 

@@ -59,10 +59,10 @@ def head_config(raw: RawHead, facts: HeadFacts, target: LlamaConfig, overrides: 
         attention_bias=_any_stored(raw, r"self_attn\.\w+\.bias$"),
         mlp_bias=_any_stored(raw, r"mlp\.\w+\.bias$"),
         final_norm=raw.has("norm.weight") and facts.final_norm,
-        norm_before_residual=kind == "eagle3" and _residual_flavour(raw, facts, overrides),
+        norm_before_residual=_residual_flavour(raw, facts, overrides),
         norm_feedback=facts.norm_feedback,
-        fc_norm=_any_stored(raw, r"^fc_norm\."),
-        fc_input_norm=raw.has("input_norm.weight"),
+        fc_norm=kind == "eagle3" and _any_stored(raw, r"^fc_norm\."),
+        fc_input_norm=kind == "eagle3" and raw.has("input_norm.weight"),
         own_embedding=raw.has("embed_tokens.weight"),
         own_lm_head=raw.has("lm_head.weight"),
     )
@@ -101,7 +101,8 @@ def _features(
     if layers is None:
         layers = default_aux_layers(target.num_hidden_layers, raw.config_path)
     width = raw.shape("fc.weight")[-1]
-    target_hidden = facts.target_hidden_size or width // len(layers)
+    fallback = h if width % len(layers) else width // len(layers)
+    target_hidden = facts.target_hidden_size or fallback
     if width != len(layers) * target_hidden:
         raise raw.tensor_error(
             "fc.weight",
@@ -113,6 +114,10 @@ def _features(
 
 
 def _residual_flavour(raw: RawHead, facts: HeadFacts, overrides: HeadOverrides) -> bool:
+    if raw.kind() == "eagle1":
+        if overrides.norm_before_residual is not None:
+            raise raw.error("norm_before_residual override given, but an EAGLE-1 head has no such choice")
+        return False
     if overrides.norm_before_residual is not None:
         return overrides.norm_before_residual
     if facts.norm_before_residual is None:

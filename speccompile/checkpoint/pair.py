@@ -5,28 +5,15 @@ Also decides, once for the whole engine, whether the head's own embedding is kep
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from tokenizers import Tokenizer
 
 from speccompile.checkpoint.heads import Head
 from speccompile.checkpoint.target import EMBEDDING, Target
 from speccompile.checkpoint.tokenizer_files import load_tokenizer
-from speccompile.errors import ConfigError, PairError
+from speccompile.errors import PairError
 
 _ROWS = 4096
-
-
-def check_draft_path(method: str, model: Path, draft: Path | None) -> None:
-    """Refuses a speculative method without a head of its own, before any weight is read.
-
-    ``method`` is ``eagle1``, ``eagle2`` or ``eagle3``.  Raises :class:`ConfigError`.
-    """
-    if draft is None:
-        raise ConfigError(f"method {method} needs a draft head; give its folder with --draft")
-    if draft.resolve() == model.resolve():
-        raise ConfigError(f"--draft and --model are the same path ({model}); --draft takes the {method} head")
 
 
 def check_pair(target: Target, head: Head) -> Head:

@@ -61,7 +61,7 @@ def test_features_are_in_ascending_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ids", [[1, 1, 3], [-2, 1, 3], ["1", 2, 3], 5])
 def test_bad_ids(tmp_path: Path, ids: object) -> None:
-    with pytest.raises(CheckpointError, match=r"distinct and not negative|must be a list of integers"):
+    with pytest.raises(CheckpointError, match=r"distinct, not negative|must be a list of integers"):
         aux(build.speculators(tmp_path, lambda config, _: config.update({KEY: ids})))
 
 
@@ -80,6 +80,8 @@ def test_override_replaces_stated_ids(tmp_path: Path) -> None:
     assert aux(build.modelopt(tmp_path), override=(0, 3, 5)) == (0, 3, 5)
     with pytest.raises(CheckpointError, match="aux_layers override: aux layers"):
         aux(tmp_path, override=(3, 3, 5))
+    with pytest.raises(CheckpointError, match="at least one"):
+        aux(tmp_path, override=())
 
 
 def test_number_of_layers_must_match_fc(tmp_path: Path) -> None:
@@ -95,6 +97,9 @@ def test_two_state_fc_is_never_fed_with_three(tmp_path: Path) -> None:
         tensors["fc.weight"] = torch.ones(H, 2 * H)
 
     folder = build.safeailab3(tmp_path, edit)
-    with pytest.raises(CheckpointError, match=r"fc\.weight.*takes 128 features"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"fc\.weight.*takes 128 features, but aux layers .* of target_hidden_size 64 give 192",
+    ):
         aux(folder)
     assert aux(folder, override=(2, 5)) == (2, 5)

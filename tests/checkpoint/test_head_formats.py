@@ -269,7 +269,7 @@ def test_numbered_layers_without_container_ask_for_the_flavour(tmp_path: Path) -
 
 def test_modelopt_without_aux_states(tmp_path: Path) -> None:
     def edit(config: Config, tensors: Tensors) -> None:
-        config["eagle_config"].update(use_aux_hidden_state=False, eagle_aux_hidden_state_layer_ids=None)
+        config["eagle_config"].update(use_aux_hidden_state=False, eagle_aux_hidden_state_layer_ids=[-1])
         del tensors["fc.weight"]
 
     config = config_of(build.modelopt, tmp_path, edit)

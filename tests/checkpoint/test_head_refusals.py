@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speccompile.checkpoint.heads import open_head
+from speccompile.checkpoint.heads import HeadOverrides, open_head
 from speccompile.errors import CheckpointError
 from tests.checkpoint import head_builders as build
 from tests.checkpoint.head_builders import TARGET, Config, H, Tensors
@@ -176,6 +176,18 @@ def test_surplus_tensor_is_named(tmp_path: Path, writer) -> None:  # type: ignor
 def test_eagle1_with_input_norm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'layers\.0\.input_layernorm\.weight' is unexpected"):
         open_head(build.safeailab1(tmp_path, add("layers.0.input_layernorm.weight")), TARGET)
+
+
+@pytest.mark.parametrize("name", ["fc_norm.0.weight", "input_norm.weight", "layers.0.hidden_norm.weight"])
+def test_eagle1_has_no_eagle3_norms(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"{name}' is unexpected"):
+        open_head(build.safeailab1(tmp_path, add(name)), TARGET)
+
+
+@pytest.mark.parametrize("overrides", [{"norm_before_residual": True}, {"aux_layers": (1, 2, 3)}])
+def test_eagle1_takes_no_overrides(tmp_path: Path, overrides: Config) -> None:
+    with pytest.raises(CheckpointError, match=r"override given, but"):
+        open_head(build.safeailab1(tmp_path), TARGET, overrides=HeadOverrides(**overrides))
 
 
 def test_two_names_for_one_tensor(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from speccompile.checkpoint.heads import HeadOverrides, open_head
-from speccompile.checkpoint.pair import check_draft_path, check_pair
+from speccompile.checkpoint.pair import check_pair
 from speccompile.checkpoint.target import EMBEDDING, Target
-from speccompile.errors import CheckpointError, ConfigError, PairError
+from speccompile.errors import CheckpointError, PairError
 from tests.checkpoint import head_builders as build
 from tests.checkpoint.head_builders import TARGET, VOCAB, Config, Tensors
 
@@ -118,17 +118,6 @@ def test_embedding_of_another_dtype_is_compared_in_the_targets(tmp_path: Path, t
 
     head = check_pair(low, open_head(build.safeailab3(tmp_path / "head", edit), low.config))
     assert not head.config.own_embedding
-
-
-def test_draft_path_must_be_a_head_of_its_own(tmp_path: Path) -> None:
-    """Probe L13: one line, before any file is opened."""
-    model = tmp_path / "model"
-    with pytest.raises(ConfigError, match="eagle3 needs a draft head") as error:
-        check_draft_path("eagle3", model, None)
-    assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match="same path"):
-        check_draft_path("eagle3", model, tmp_path / "x" / ".." / "model")
-    check_draft_path("eagle3", model, tmp_path / "draft")
 
 
 def test_target_given_as_head_is_refused(target: Target) -> None:

@@ -29,7 +29,7 @@ def _read(raw: RawHead) -> HeadFacts:
         llama=raw.config,
         draft_vocab_size=raw.positive_int(raw.config, "draft_vocab_size"),
         target_hidden_size=raw.positive_int(raw.config, "target_hidden_size"),
-        aux_layers=stated_aux_layers(raw.config, raw.config_path),
+        aux_layers=stated_aux_layers(raw.config, raw.config_path) if raw.has("fc.weight") else None,
         norm_before_residual=flavour,
         norm_feedback=bool(nested.get("return_hidden_post_norm", False)),
         claims=claims_of({"use_aux_hidden_state": True, "use_last_layernorm": True, **nested}, _FLAGS)
