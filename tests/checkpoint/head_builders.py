@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from speccompile.checkpoint.config import LlamaConfig, RopeConfig
+from speccompile.checkpoint.hf_config import read_llama_config
 from speccompile.checkpoint.target import Target, expected_shapes, open_target
 
 Config = dict[str, Any]
@@ -226,8 +227,6 @@ def target(folder: Path, *, vocab: int = VOCAB, h: int = H, layers: int = LAYERS
         "head_dim": DIM,
     }
     write(folder, config, {}, None)
-    from speccompile.checkpoint.hf_config import read_llama_config
-
     shapes = expected_shapes(read_llama_config(folder))
     write(folder, config, random_tensors(shapes), None)
     return open_target(folder)
