@@ -28,7 +28,7 @@ _X86 = (
     "vaes",
     "vpclmulqdq",
 )
-_ARM = ("asimd", "sve", "sme", "bf16", "i8mm", "fp", "atomics")
+_ARM = ("asimd", "sve", "bf16", "i8mm", "fphp", "atomics")
 
 
 @functools.cache
@@ -40,7 +40,9 @@ def cpu_features() -> tuple[str, ...]:
     for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
         key, _, flags = line.partition(":")
         if key.strip() in ("flags", "Features"):
-            return tuple(sorted({f for f in flags.split() if f.startswith(_X86 + _ARM)}))
+            return tuple(
+                sorted({f for f in flags.split() if f.startswith(_X86 if key.strip() == "flags" else _ARM)})
+            )
     return ()
 
 

@@ -15,7 +15,7 @@ import click
 from speccompile.build.builder import BuildReport, build
 from speccompile.build.config import BuildConfig, make_config
 from speccompile.build.progress import Progress
-from speccompile.cli.show import echo_json, echo_status, megabytes
+from speccompile.cli.show import echo_json, echo_status, size_text
 
 
 def _config_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,6 +49,6 @@ def command(recipe: Path | None, as_json: bool, **flags: Any) -> None:
 
 def _summary(report: BuildReport) -> str:
     return (
-        f"engine {report.output}: {megabytes(report.size)}, "
-        f"{report.times['total']:.1f} s, peak memory {megabytes(report.peak_memory)}"
+        f"engine {report.output}: {size_text(report.size)}, "
+        f"{report.times['total']:.1f} s, peak memory {size_text(report.peak_memory)}"
     )

@@ -10,7 +10,7 @@ import click
 from speccompile.build.engine_dir import EngineDir, load_engine_dir
 from speccompile.build.manifest import Manifest
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig
-from speccompile.cli.show import echo_json, megabytes, table
+from speccompile.cli.show import echo_json, size_text, table
 from speccompile.tree.draw import draw
 
 
@@ -39,7 +39,7 @@ def _summary(path: Path, manifest: Manifest) -> list[tuple[str, Any]]:
     config = manifest.config
     size = sum(item.size for item in manifest.files)
     return [
-        ("engine", f"{path} (format {manifest.format_version}, {megabytes(size)})"),
+        ("engine", f"{path} (format {manifest.format_version}, {size_text(size)})"),
         ("target", _target(manifest.target)),
         ("head", "none" if manifest.head is None else _head(manifest.head)),
         ("programs", f"{config.backend}, {config.dtype}, {config.threads} threads"),
@@ -72,8 +72,8 @@ def _head(head: HeadConfig) -> str:
 def _built(manifest: Manifest) -> str:
     commit = f", commit {manifest.git_sha[:12]}" if manifest.git_sha else ""
     seconds = manifest.times.get("total", 0.0)
-    return f"{manifest.created}, {seconds:.0f} s, peak memory {megabytes(manifest.peak_memory)}{commit}"
+    return f"{manifest.created}, {seconds:.0f} s, peak memory {size_text(manifest.peak_memory)}{commit}"
 
 
 def _files(manifest: Manifest) -> str:
-    return table([(item.path, megabytes(item.size), item.sha256[:16]) for item in manifest.files])
+    return table([(item.path, size_text(item.size), item.sha256[:16]) for item in manifest.files])

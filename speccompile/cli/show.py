@@ -19,10 +19,15 @@ def echo_status(line: str) -> None:
     click.echo(line, err=True)
 
 
-def megabytes(size: int) -> str:
-    """Bytes as MiB with at most one decimal below 10."""
-    value = size / 2**20
-    return f"{value:.1f} MiB" if value < 10 else f"{value:.0f} MiB"
+def size_text(size: float) -> str:
+    """Bytes with a binary unit, such as ``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            break
+        size /= 1024
+    else:
+        unit = "GiB"
+    return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
 
 
 def table(rows: Sequence[Sequence[Any]]) -> str:
