@@ -44,10 +44,10 @@ class Tokenizer:
         added = core.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        prefix = core.encode("", add_special_tokens=True).ids[:1]
-        self.bos_id = self._named_id("bos_token") if "bos_token" in config else next(iter(prefix), None)
-        # The post-processor decides, as in transformers 5, which ignores add_bos_token beside a tokenizer.json.
-        self.adds_bos = self.bos_id is not None and prefix == [self.bos_id]
+        prefix = _prefix_id(core)
+        self.bos_id = prefix if config.get("bos_token") is None else self._named_id("bos_token")
+        # The post-processor decides, as in transformers 5: beside a tokenizer.json it ignores add_bos_token.
+        self.adds_bos = prefix is not None and prefix == self.bos_id
 
     @classmethod
     def from_dir(cls, folder: Path) -> Tokenizer:
@@ -159,6 +159,12 @@ class Tokenizer:
 
 def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
+
+
+def _prefix_id(core: tokenizers.Tokenizer) -> int | None:
+    """The id that the post-processor puts in front of every text, if it does."""
+    bare, full = (core.encode("a", add_special_tokens=special).ids for special in (False, True))
+    return full[0] if full[:1] != bare[:1] else None
 
 
 def _content(value: Any) -> Any:

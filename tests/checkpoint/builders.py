@@ -27,6 +27,11 @@ CHAT_TEMPLATE = (
     "<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog 1234",
+    "hello there, it's 10 of them and a few others besides",
+    "where the wild thyme blows, quite over-canopied with luscious woodbine",
+]
 SPECIAL = ["<s>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 
 
@@ -66,9 +71,8 @@ def train_bpe() -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator(
-        ["the quick brown fox jumps over the lazy dog 1234", "hello there, it's 10 of them"] * 4, trainer
-    )
+    core.train_from_iterator(CORPUS * 4, trainer)
+    assert core.get_vocab_size() == 320
     return core
 
 
