@@ -139,50 +139,52 @@ class FakePrograms:
 
     # Slots ----------------------------------------------------------------------------------
 
-    def _locate(self, table: Any, slot: int) -> tuple[int, int]:
-        assert 0 <= slot < self.limits.max_seq_len, f"slot {slot} is past max_seq_len"
-        block = int(table[slot // self.limits.block_size])
-        assert block != NULL_BLOCK, f"slot {slot} lies in a block that was not given to the request"
-        return block, slot % self.limits.block_size
+    def _locate(self, table: Any, slots: Any) -> tuple[np.ndarray, np.ndarray]:
+        slots, table = np.asarray(slots, np.int64), np.asarray(table)
+        assert ((slots >= 0) & (slots < self.limits.max_seq_len)).all(), "a slot is past max_seq_len"
+        blocks = table[slots // self.limits.block_size]
+        assert (blocks != NULL_BLOCK).all(), "a slot lies in a block that was not given to the request"
+        return blocks, slots % self.limits.block_size
 
-    def _write(self, kv: tuple, table: Any, slot: int, value: float, position: int) -> None:
-        keys, values = kv[0][0].numpy(), kv[1][0].numpy()
-        block, offset = self._locate(table, slot)
-        keys[block, 0, :, offset] = values[block, 0, offset, :] = (value, position)
+    def _write(self, kv: tuple, table: Any, slots: Any, items: Sequence[tuple[float, float]]) -> None:
+        """Store (value, position) pairs; a slot holds the same pair as key and as value."""
+        blocks, offsets = self._locate(table, slots)
+        kv[0][0].numpy()[blocks, 0, :, offsets] = items
+        kv[1][0].numpy()[blocks, 0, offsets, :] = items
 
-    def _read(self, kv: tuple, table: Any, slot: int) -> tuple[int, int]:
-        keys, values = kv[0][0].numpy(), kv[1][0].numpy()
-        block, offset = self._locate(table, slot)
-        key, value = keys[block, 0, :, offset].tolist(), values[block, 0, offset, :].tolist()
-        assert key == value and key[0] != EMPTY, f"slot {slot} was read before it was written"
-        return int(key[0]), int(key[1])
+    def _read(self, kv: tuple, table: Any, slots: Any) -> np.ndarray:
+        """(value, position) pairs [slots, 2] by position."""
+        blocks, offsets = self._locate(table, slots)
+        keys, values = kv[0][0].numpy()[blocks, 0, :, offsets], kv[1][0].numpy()[blocks, 0, offsets, :]
+        assert (keys == values).all() and (keys[:, 0] != EMPTY).all(), "a slot was read before it was written"
+        return values.astype(np.int64)
 
-    def _visible(self, layout: tuple, kv: tuple) -> list[list[tuple[int, int]]]:
-        """For each row the (value, position) pairs it sees, by position; asserts they are 0 .. its own."""
+    def _visible(self, layout: tuple, kv: tuple) -> list[list[int]]:
+        """For each row the values it sees in order of position; asserts positions 0 .. its own, each once."""
         assert [t.dtype for t in layout] == [torch.int64] * 2 + [torch.int32] * 4
         position, mask, cu, prefix, start, table = (t.numpy() for t in layout)
         assert mask.shape == (len(position), self.limits.mask_words)
         assert table.shape == (len(prefix), self.limits.blocks_per_request)
         assert cu[0] == 0 and cu[-1] <= len(position) and len(cu) == len(prefix) + 1 == len(start) + 1
         assert 1 <= len(position) <= self.limits.max_rows and len(prefix) <= self.limits.max_batch_size
-        out: list[list[tuple[int, int]]] = []
+        bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), axis=1, bitorder="little")
+        out: list[list[int]] = []
         for r in range(len(prefix)):
-            for row in range(int(cu[r]), int(cu[r + 1])):
-                bits = [s for s in range(64 * mask.shape[1]) if int(mask[row, s // 64]) >> (s % 64) & 1]
-                own = int(start[r]) + row - int(cu[r])
-                assert own in bits and max(bits) == own, "a row sees itself and nothing later"
-                slots = [*range(int(prefix[r])), *(int(prefix[r]) + s for s in bits)]
-                seen = [self._read(kv, table[r], slot) for slot in slots]
-                assert sorted(p for _, p in seen) == list(range(int(position[row]) + 1))
-                out.append(sorted(seen, key=lambda item: item[1]))
+            for row in range(cu[r], cu[r + 1]):
+                suffix = np.flatnonzero(bits[row])
+                assert suffix[-1] == start[r] + row - cu[r], "a row sees itself and nothing later"
+                seen = self._read(kv, table[r], np.concatenate([np.arange(prefix[r]), prefix[r] + suffix]))
+                seen = seen[np.argsort(seen[:, 1])]
+                assert (seen[:, 1] == np.arange(position[row] + 1)).all()
+                out.append(seen[:, 0].tolist())
         return out + [[]] * (len(position) - len(out))
 
     def _fill(self, layout: tuple, kv: tuple, value: Sequence[int]) -> None:
         position, _, cu, prefix, start, table = (t.numpy() for t in layout)
         for r in range(len(prefix)):
-            for row in range(int(cu[r]), int(cu[r + 1])):
-                slot = int(prefix[r]) + int(start[r]) + row - int(cu[r])
-                self._write(kv, table[r], slot, value[row], int(position[row]))
+            rows = range(cu[r], cu[r + 1])
+            slots = prefix[r] + start[r] + np.arange(len(rows))
+            self._write(kv, table[r], slots, [(value[row], position[row]) for row in rows])
 
     # Programs -------------------------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class FakePrograms:
         assert ((token >= 0) & (token < VOCAB)).all()
         self.calls.append(("target_step", len(token)))
         self._fill(layout, kv, token.tolist())
-        states = [state_of([t for t, _ in seen]) for seen in self._visible(layout, kv)]
+        states = [state_of(seen) for seen in self._visible(layout, kv)]
         logits = np.stack([logits_of(states[row]) for row in logit_row.tolist()])
         return torch.tensor(logits, dtype=torch.float32), torch.tensor(states, dtype=torch.float32)[:, None]
 
@@ -229,7 +231,7 @@ class FakePrograms:
         assert self.head is not None and len(out_row) == len(temperature) == len(seed)
         topk = []
         for index, row in enumerate(out_row):
-            chain = [state for state, _ in visible[row]]
+            chain = visible[row]
             assert chain[-1] == after[row]
             for before, state in pairwise(chain):
                 assert state in {mix(before, t) for t in range(VOCAB)}, "the head's KV is not one text"
@@ -258,11 +260,11 @@ class FakePrograms:
             for row in range(first, last):
                 drawn[row] = draw(logits[row].double().numpy(), p, int(seed[r]), int(position[row]) + 1)
             path = self._walk(drawn, token.tolist(), parent.tolist(), first, last)
-            moved = [self._read(kv, table[r], int(prefix[r]) + row - first) for row in path]
-            for j, (value, at) in enumerate(moved):
-                self._write(kv, table[r], int(prefix[r]) + j, value, at)
-            for row in range(len(path), last - first):  # what was rejected must never be read again
-                self._write(kv, table[r], int(prefix[r]) + row, EMPTY, -1)
+            root, size = int(prefix[r]), last - first
+            moved = self._read(kv, table[r], [root + row - first for row in path])
+            # What was rejected must never be read again.
+            kept = [*moved.tolist(), *[(EMPTY, EMPTY)] * (size - len(path))]
+            self._write(kv, table[r], root + np.arange(size), kept)
             lengths.append(len(path))
             paths.append(path + path[-1:] * (self.limits.max_tree_depth + 1 - len(path)))
         return torch.tensor(drawn), torch.tensor(paths), torch.tensor(lengths)
