@@ -1,13 +1,13 @@
 // Tree attention over the paged cache, row invariant.
 //
-// A row's keys are taken in logical order (prefix slots, then its visible suffix slots) in chunks of
-// block_size keys.  Chunks are grouped into parts of fixed length; each part runs an online softmax from
-// scratch, and parts are merged in order.  Chunk and part borders depend on logical positions only, so a
-// row's result is the same bits for any batch, tile, thread count or split of its keys into prefix and suffix.
+// A row's keys are taken in logical order (prefix slots, then its visible suffix slots), in blocks of
+// block_size keys and parts of a fixed number of blocks.  Each part is a softmax of its own; parts are merged
+// in order.  Block and part borders depend on logical positions only, so a row's result is the same bits for
+// any batch, tile, thread count or split of its keys into prefix and suffix.
 //
-// A chunk whose logical keys are its physical slots (the "run": prefix plus the unbroken first suffix slots)
-// is read in place, shared by all rows of a tile where possible; any other chunk is gathered into a
-// temporary block and goes through the same routine.
+// A block whose logical keys are its physical slots (they lie in the "run": prefix plus the unbroken first
+// suffix slots) is read in place, once for all rows of a tile where possible; any other block is gathered
+// into a temporary one and goes through the same routine.
 #pragma once
 
 #include <vector>
@@ -37,6 +37,7 @@ struct AttentionCall {
   int64_t padded_block() const { return round_up(cache.shape.block_size, kLanes); }
   int64_t part_blocks() const { return std::max<int64_t>(1, kPartKeys / cache.shape.block_size); }
   int64_t part_keys() const { return part_blocks() * cache.shape.block_size; }
+  int64_t part_width() const { return part_blocks() * padded_block(); }
 };
 
 // What one row attends to: `length` logical keys, the first `run` of which are the slots 0 .. run-1.
@@ -58,7 +59,7 @@ inline RowPlan plan_row(const int64_t* mask, int64_t words, int64_t prefix_len, 
   return plan;
 }
 
-// Online-softmax state of some queries: running maximum, sum of weights, weighted values [queries, padded_dim].
+// Softmax state of some queries: maximum, sum of weights, weighted values [queries, padded_dim].
 struct Softmax {
   float *max, *sum, *values;
   int64_t stride;
@@ -84,43 +85,17 @@ __attribute__((noinline)) inline void merge(const Softmax& total, const Softmax&
   }
 }
 
-// Up to block_size logical keys, in the cache or gathered.
-template <class T>
-struct Chunk {
-  const T *k, *v;
-  int64_t k_stride, v_stride, keys;
-};
-
-// Scores of one query become weights; the state moves to the new maximum.
-inline void softmax_row(float* score, int64_t width, int64_t keys, const Softmax& state) {
-  FloatVec top = FloatVec{} + kMinusInfinity;
+// Scores of one query become weights of the part; the values start from zero.
+inline void softmax_row(float* score, int64_t width, const Softmax& part) {
+  FloatVec top = FloatVec{} + kMinusInfinity, sum = {};
+  for (int64_t i = 0; i < width; i += kLanes) top = maximum(top, load<FloatVec>(score + i));
+  *part.max = reduce_max(top);
   for (int64_t i = 0; i < width; i += kLanes) {
-    const FloatVec s = load<FloatVec>(score + i);
-    const FloatVec seen = lane_index() < int32_t(keys - i) ? s : FloatVec{} + kMinusInfinity;
-    store(score + i, seen);
-    top = maximum(top, seen);
-  }
-  const float chunk_max = reduce_max(top);
-  const float max = chunk_max > *state.max ? chunk_max : *state.max;
-  const float keep = exp_scalar(*state.max - max);
-  FloatVec sum = {};
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const FloatVec weight = exp_nonpositive(load<FloatVec>(score + i) - max);
+    const FloatVec weight = exp_nonpositive(load<FloatVec>(score + i) - *part.max);
     store(score + i, weight);
     sum += weight;
   }
-  *state.max = max;
-  *state.sum = *state.sum * keep + reduce_add(sum);
-  for (int64_t d = 0; d < state.stride; d += kLanes) store(state.values + d, load<FloatVec>(state.values + d) * keep);
-}
-
-template <class T>
-__attribute__((noinline)) void attend_chunk(const float* q, int64_t queries, int64_t head_dim, const Chunk<T>& chunk,
-                                            float* score, int64_t width, const Softmax& state) {
-  std::fill_n(score, queries * width, 0.0f);
-  multiply_add(queries, q, head_dim, chunk.k, chunk.k_stride, head_dim, score, width, width);
-  for (int64_t i = 0; i < queries; ++i) softmax_row(score + i * width, width, chunk.keys, state.at(i));
-  multiply_add(queries, score, width, chunk.v, chunk.v_stride, chunk.keys, state.values, state.stride, state.stride);
+  *part.sum = reduce_add(sum);
 }
 
 // Per-thread scratch; grows, never shrinks.
@@ -130,20 +105,21 @@ struct Workspace {
   std::vector<T> gathered;
   float *q, *score;
   Softmax part, total;
-  T *k, *v;
 
   Workspace& prepare(const AttentionCall<T>& call, int64_t queries) {
-    const int64_t dim = call.padded_dim(), block = call.padded_block();
-    floats.resize(std::max<size_t>(floats.size(), queries * (dim * 3 + block + 4)));
-    gathered.resize(std::max<size_t>(gathered.size(), 2 * dim * block));
+    const int64_t dim = call.padded_dim();
+    floats.resize(std::max<size_t>(floats.size(), queries * (dim * 3 + call.part_width() + 4)));
+    gathered.resize(std::max<size_t>(gathered.size(), dim * call.padded_block()));
     float* next = floats.data();
     const auto take = [&](int64_t n) { return (next += n) - n; };
     q = take(queries * dim);
-    score = take(queries * block);
-    part = {take(queries), take(queries), take(queries * dim), dim};
-    total = {take(queries), take(queries), take(queries * dim), dim};
-    k = gathered.data();
-    v = k + dim * block;
+    score = take(queries * call.part_width());
+    for (Softmax* state : {&part, &total}) {
+      state->values = take(queries * dim);
+      state->max = take(queries);
+      state->sum = take(queries);
+      state->stride = dim;
+    }
     return *this;
   }
 };
@@ -153,101 +129,135 @@ struct Unit {
   int64_t request, head, first_row, rows, first_part, last_part;
 };
 
+// A [depth, width] operand of the micro-kernel, in the cache or gathered.
+template <class T>
+struct Operand {
+  const T* data;
+  int64_t stride;
+};
+
 template <class T>
 class UnitRunner {
  public:
   UnitRunner(const AttentionCall<T>& call, const RowPlan* plans, const Unit& unit, Workspace<T>& space)
-      : call_(call), plans_(plans + unit.first_row), unit_(unit), space_(space), group_(call.group()) {}
+      : call_(call), shape_(call.cache.shape), plans_(plans + unit.first_row), unit_(unit), space_(space),
+        group_(call.group()) {}
 
   // Calls emit(query, part index) after each part, for each query that has keys in it.
   template <class Emit>
   void run(const Emit& emit) {
     load_queries();
-    const int64_t queries = unit_.rows * group_, part_blocks = call_.part_blocks();
     for (int64_t p = unit_.first_part; p < unit_.last_part; ++p) {
-      space_.part.reset(queries);
-      for (int64_t b = p * part_blocks; b < (p + 1) * part_blocks; ++b) attend_block(b);
-      for (int64_t i = 0; i < queries; ++i)
+      attend_part(p);
+      for (int64_t i = 0; i < unit_.rows * group_; ++i)
         if (plans_[i / group_].length > p * call_.part_keys()) emit(i, p);
     }
   }
 
  private:
   void load_queries() {
-    const int64_t dim = call_.cache.shape.head_dim;
     for (int64_t i = 0; i < unit_.rows * group_; ++i) {
       const T* q = call_.q + (unit_.first_row + i / group_) * call_.q_row +
                    (unit_.head * group_ + i % group_) * call_.q_head;
-      for (int64_t d = 0; d < dim; ++d) space_.q[i * dim + d] = to_float(q[d]) * call_.scale;
+      float* to = space_.q + i * shape_.head_dim;
+      for (int64_t d = 0; d < shape_.head_dim; ++d) to[d] = to_float(q[d]) * call_.scale;
     }
   }
 
-  void attend_block(int64_t b) {
-    const int64_t block_size = call_.cache.shape.block_size;
-    bool shared = true;
-    for (int64_t i = 0; i < unit_.rows; ++i) shared = shared && plans_[i].run >= (b + 1) * block_size;
-    if (shared) return attend(0, unit_.rows, in_place(b, block_size));
-    for (int64_t i = 0; i < unit_.rows; ++i) {
-      const int64_t end = std::min(plans_[i].length, (b + 1) * block_size), keys = end - b * block_size;
-      if (keys > 0) attend(i, 1, end <= plans_[i].run ? in_place(b, keys) : gather(i, b, keys));
+  // Not inlined: whoever emits, the same instructions must run.
+  __attribute__((noinline)) void attend_part(int64_t p) {
+    const int64_t queries = unit_.rows * group_, first = p * call_.part_blocks(), width = call_.part_width();
+    std::fill_n(space_.score, queries * width, 0.0f);
+    std::fill_n(space_.part.values, queries * space_.part.stride, 0.0f);
+    for_each_block(first, [&](int64_t row, int64_t rows, int64_t b, int64_t keys) {
+      add_scores(row * group_, rows * group_, key_block(row, b, keys), (b - first) * call_.padded_block(), keys);
+    });
+    for (int64_t i = 0; i < queries; ++i) {
+      const int64_t keys = plans_[i / group_].length - first * shape_.block_size;
+      const int64_t blocks = std::min(call_.part_blocks(), (keys + shape_.block_size - 1) / shape_.block_size);
+      if (keys > 0) softmax_row(space_.score + i * width, blocks * call_.padded_block(), space_.part.at(i));
+    }
+    for_each_block(first, [&](int64_t row, int64_t rows, int64_t b, int64_t keys) {
+      add_values(row * group_, rows * group_, value_block(row, b, keys), (b - first) * call_.padded_block(), keys);
+    });
+  }
+
+  // f(first row, rows, block, keys): blocks in the run of every row once for all, any other block row by row.
+  template <class F>
+  void for_each_block(int64_t first, const F& f) {
+    for (int64_t b = first; b < first + call_.part_blocks(); ++b) {
+      const int64_t start = b * shape_.block_size, end = start + shape_.block_size;
+      bool shared = true;
+      for (int64_t i = 0; i < unit_.rows; ++i) shared = shared && plans_[i].run >= end;
+      if (shared) f(0, unit_.rows, b, shape_.block_size);
+      for (int64_t i = 0; i < unit_.rows && !shared; ++i)
+        if (plans_[i].length > start) f(i, 1, b, std::min(plans_[i].length, end) - start);
     }
   }
 
-  void attend(int64_t row, int64_t rows, const Chunk<T>& chunk) {
-    const int64_t dim = call_.cache.shape.head_dim, query = row * group_;
-    attend_chunk(space_.q + query * dim, rows * group_, dim, chunk, space_.score, call_.padded_block(),
-                 space_.part.at(query));
+  void add_scores(int64_t query, int64_t queries, const Operand<T>& k, int64_t column, int64_t keys) {
+    const int64_t dim = shape_.head_dim, width = call_.part_width(), padded = call_.padded_block();
+    float* score = space_.score + query * width + column;
+    multiply_add(queries, space_.q + query * dim, dim, k.data, k.stride, dim, score, width, padded);
+    for (int64_t i = 0; i < queries; ++i) std::fill(score + i * width + keys, score + i * width + padded, kMinusInfinity);
   }
 
-  int64_t head_offset(int64_t block_index) const {
-    return call_.cache.shape.offset(call_.layout.table(unit_.request)[block_index], unit_.head);
+  void add_values(int64_t query, int64_t queries, const Operand<T>& v, int64_t column, int64_t keys) {
+    const Softmax part = space_.part.at(query);
+    const float* weight = space_.score + query * call_.part_width() + column;
+    multiply_add(queries, weight, call_.part_width(), v.data, v.stride, keys, part.values, part.stride, part.stride);
   }
 
-  // Odd sizes are copied, because the micro-kernel reads whole vectors.
-  Chunk<T> in_place(int64_t b, int64_t keys) {
-    const CacheShape& s = call_.cache.shape;
-    if (s.head_dim % kLanes || s.block_size % kLanes) return copy_block(b, keys, keys);
-    return {call_.cache.k + head_offset(b), call_.cache.v + head_offset(b), s.block_size, s.head_dim, keys};
+  Operand<T> key_block(int64_t row, int64_t b, int64_t keys) {
+    const T* k = call_.cache.k + head_offset(b);
+    const int64_t in_run = keys_in_run(row, b, keys), width = call_.padded_block();
+    if (in_run == keys && whole_vectors()) return {k, shape_.block_size};
+    T* to = space_.gathered.data();
+    for (int64_t d = 0; d < shape_.head_dim && in_run > 0; ++d)
+      std::memcpy(to + d * width, k + d * shape_.block_size, shape_.block_size * sizeof(T));
+    for_each_after_run(row, b, keys, [&](int64_t lane, int64_t block, int64_t offset) {
+      const T* from = call_.cache.k + head_offset(block) + offset;
+      for (int64_t d = 0; d < shape_.head_dim; ++d) to[d * width + lane] = from[d * shape_.block_size];
+    });
+    return {to, width};
   }
 
-  Chunk<T> copy_block(int64_t b, int64_t copied, int64_t keys) {
-    const CacheShape& s = call_.cache.shape;
-    const int64_t dim = call_.padded_dim(), width = call_.padded_block();
-    const T *k = call_.cache.k + head_offset(b), *v = call_.cache.v + head_offset(b);
-    for (int64_t d = 0; d < s.head_dim; ++d)
-      std::memcpy(space_.k + d * width, k + d * s.block_size, s.block_size * sizeof(T));
-    for (int64_t i = 0; i < copied; ++i)
-      std::memcpy(space_.v + i * dim, v + i * s.head_dim, s.head_dim * sizeof(T));
-    return {space_.k, space_.v, width, dim, keys};
+  Operand<T> value_block(int64_t row, int64_t b, int64_t keys) {
+    const T* v = call_.cache.v + head_offset(b);
+    const int64_t in_run = keys_in_run(row, b, keys), dim = shape_.head_dim, stride = call_.padded_dim();
+    if (in_run == keys && whole_vectors()) return {v, dim};
+    T* to = space_.gathered.data();
+    for (int64_t i = 0; i < in_run; ++i) std::memcpy(to + i * stride, v + i * dim, dim * sizeof(T));
+    for_each_after_run(row, b, keys, [&](int64_t lane, int64_t block, int64_t offset) {
+      std::memcpy(to + lane * stride, call_.cache.v + head_offset(block) + offset * dim, dim * sizeof(T));
+    });
+    return {to, stride};
   }
 
-  // Logical keys [b * block_size, + keys) of a row: what belongs to the run, then the visible slots after it.
-  Chunk<T> gather(int64_t row, int64_t b, int64_t keys) {
-    const RowPlan& plan = plans_[row];
-    const int64_t start = b * call_.cache.shape.block_size;
-    const int64_t in_run = std::max<int64_t>(0, plan.run - start);
-    const Chunk<T> chunk = in_run ? copy_block(b, in_run, keys)
-                                  : Chunk<T>{space_.k, space_.v, call_.padded_block(), call_.padded_dim(), keys};
-    const int64_t prefix_len = call_.layout.prefix_len[unit_.request];
+  // The micro-kernel reads whole vectors: blocks of other sizes are copied.
+  bool whole_vectors() const { return shape_.head_dim % kLanes == 0 && shape_.block_size % kLanes == 0; }
+
+  int64_t keys_in_run(int64_t row, int64_t b, int64_t keys) const {
+    return std::max<int64_t>(0, std::min(keys, plans_[row].run - b * shape_.block_size));
+  }
+
+  int64_t head_offset(int64_t b) const { return shape_.offset(call_.layout.table(unit_.request)[b], unit_.head); }
+
+  // f(lane, block, offset) for the keys of a logical block that come after the row's run.
+  template <class F>
+  void for_each_after_run(int64_t row, int64_t b, int64_t keys, const F& f) const {
     const int64_t* mask = call_.mask + (unit_.first_row + row) * call_.mask_words;
-    int64_t lane = plan.run - start;  // negative: visible slots that belong to earlier chunks
-    for (int64_t s = plan.run - prefix_len; lane < keys; ++s)
-      if (mask[s / 64] >> (s % 64) & 1) {
-        if (lane >= 0) gather_slot(prefix_len + s, lane);
-        ++lane;
-      }
-    return chunk;
-  }
-
-  void gather_slot(int64_t slot, int64_t lane) {
-    const CacheShape& s = call_.cache.shape;
-    const int64_t width = call_.padded_block(), base = head_offset(slot / s.block_size), at = slot % s.block_size;
-    const T *k = call_.cache.k + base + at, *v = call_.cache.v + base + at * s.head_dim;
-    for (int64_t d = 0; d < s.head_dim; ++d) space_.k[d * width + lane] = k[d * s.block_size];
-    std::memcpy(space_.v + lane * call_.padded_dim(), v, s.head_dim * sizeof(T));
+    int64_t slot = plans_[row].run, bit = slot - call_.layout.prefix_len[unit_.request];
+    int64_t lane = slot - b * shape_.block_size;  // negative while the keys belong to earlier blocks
+    for (; lane < keys; ++slot, ++bit) {
+      if (!(mask[bit / 64] >> (bit % 64) & 1)) continue;
+      if (lane >= 0) f(lane, slot / shape_.block_size, slot % shape_.block_size);
+      ++lane;
+    }
   }
 
   const AttentionCall<T>& call_;
+  const CacheShape& shape_;
   const RowPlan* plans_;
   const Unit& unit_;
   Workspace<T>& space_;
