@@ -39,6 +39,7 @@ class GgufFile:
         except (ValueError, IndexError, KeyError, OSError) as error:
             raise CheckpointError(f"{path}: truncated or not a GGUF file ({error}); copy it again") from error
         self._fields = reader.fields
+        self._values: dict[str, Any] = {}
         self.tensors: dict[str, Any] = {t.name: t for t in reader.tensors}
         self._refuse_other_models()
 
@@ -56,8 +57,12 @@ class GgufFile:
             )
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a metadata key, lists as lists."""
-        return self._fields[key].contents() if key in self._fields else default
+        """The value of a metadata key, lists as lists; decoded once, because vocabularies are long."""
+        if key not in self._fields:
+            return default
+        if key not in self._values:
+            self._values[key] = self._fields[key].contents()
+        return self._values[key]
 
     def keys(self, prefix: str) -> list[str]:
         """Metadata keys that start with ``prefix``."""

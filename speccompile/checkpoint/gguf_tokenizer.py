@@ -86,8 +86,8 @@ def _byte_level_bpe(file: GgufFile) -> Tokenizer:
             f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported; one of {', '.join(_SPLITS)} is"
         )
     tokens = file.require("tokenizer.ggml.tokens")
-    merges = [_merge_pair(file, m) for m in file.require("tokenizer.ggml.merges")]
     vocab = {token: i for i, token in enumerate(tokens)}
+    merges = [_merge_pair(file, vocab, m) for m in file.require("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3_NAMES))
     splits: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[pre]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -96,10 +96,10 @@ def _byte_level_bpe(file: GgufFile) -> Tokenizer:
     return tokenizer
 
 
-def _merge_pair(file: GgufFile, merge: str) -> tuple[str, str]:
+def _merge_pair(file: GgufFile, vocab: dict[str, int], merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
-    if not left or not right:
-        raise CheckpointError(f"{file.path}: tokenizer.ggml.merges holds {merge!r}, not two pieces")
+    if left not in vocab or right not in vocab or left + right not in vocab:
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.merges holds {merge!r}, not two known pieces")
     return left, right
 
 

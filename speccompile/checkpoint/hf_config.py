@@ -48,9 +48,11 @@ def llama_config(raw: dict[str, Any], generation: dict[str, Any], where: str) ->
         **{key: raw[key] for key in _REQUIRED},
         num_key_value_heads=kv_heads,
         head_dim=head_dim(raw, where),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_number({"rms_norm_eps": 1e-6, **raw}, "rms_norm_eps", where),
         rope=read_rope(raw, where),
-        max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
+        max_position_embeddings=_positive_int(
+            {"max_position_embeddings": 2048, **raw}, "max_position_embeddings", where
+        ),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -203,5 +205,5 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 def _number(block: dict[str, Any], key: str, where: str) -> float:
     value = block.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise CheckpointError(f"{where}: rope setting {key} must be a positive number, found {value!r}")
+        raise CheckpointError(f"{where}: {key} must be a positive number, found {value!r}")
     return float(value)

@@ -167,11 +167,15 @@ def check_tensors(config: LlamaConfig, source: TensorSource) -> None:
             )
     for name in sorted(held - expected.keys()):
         raise CheckpointError(
-            f"{file.parent / source.where(name)}: unexpected tensor {name!r} "
+            f"{_file_of(source, name)}: unexpected tensor {name!r} "
             f"({_count(held - expected.keys())} in all); a Llama with this config does not have it"
         )
     for name, shape in expected.items():
         check_tensor(source, name, shape)
+
+
+def _file_of(source: TensorSource, name: str) -> Path:
+    return source.files()[0].parent / source.where(name)
 
 
 def _count(names: set[str]) -> str:
@@ -180,7 +184,7 @@ def _count(names: set[str]) -> str:
 
 def check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> None:
     """Raises :class:`CheckpointError` unless the tensor has this shape and a 16 or 32 bit float dtype."""
-    file = source.files()[0].parent / source.where(name)
+    file = _file_of(source, name)
     if source.shape(name) != shape:
         raise CheckpointError(
             f"{file}: tensor {name!r} has shape {list(source.shape(name))}, the config asks for {list(shape)}"
@@ -199,6 +203,6 @@ def check_finite(source: TensorSource, name: str) -> None:
     bad = sum(int((~chunk.isfinite()).sum()) for chunk in flat.split(_CHUNK_ELEMENTS))
     if bad:
         raise CheckpointError(
-            f"{source.files()[0].parent / source.where(name)}: tensor {name!r} has {bad} NaN or infinite "
+            f"{_file_of(source, name)}: tensor {name!r} has {bad} NaN or infinite "
             f"values of {flat.numel()}; the checkpoint is damaged"
         )

@@ -141,6 +141,8 @@ def test_eos_is_the_union_of_generation_config_and_config(tmp_path):
         ({"hidden_size": 33}, "head_dim"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"head_dim": -1}, "head_dim"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
+        ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"eos_token_id": 320}, "eos_token_id 320"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id 'x'"),
     ],
