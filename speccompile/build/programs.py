@@ -54,10 +54,13 @@ class _Signature:
         self.sizes, self.dtype = sizes, dtype
         rows = limits.max_rows
         bounds = {"T": rows, "N": rows, "S": rows, "R": limits.max_batch_size}
-        least = {"T": min_rows, "N": min_rows, "S": 1, "R": 1}
-        self.dims: dict[str, Any] = {k: Dim(k, min=least[k], max=max(bounds[k], 2)) for k in bounds}
-        self.dims["M"] = Dim("M", min=1, max=max(2, -(-limits.max_seq_len // limits.block_size)))
-        self.dims["W"] = Dim("W", min=1, max=max(2, -(-limits.max_rows // 64)))
+        least = {"T": min_rows, "N": min_rows}
+        bounds["M"] = -(-limits.max_seq_len // limits.block_size)
+        bounds["W"] = -(-limits.max_rows // 64)
+        # The example must lie within the range, so small limits are rounded up to it.
+        self.dims: dict[str, Any] = {
+            k: Dim(k, min=least.get(k, 1), max=max(bound, _EXAMPLE[k])) for k, bound in bounds.items()
+        }
         self.dims["blocks"] = Dim("blocks", min=1, max=2**30)
 
     def _axis(self, letter: str) -> tuple[int, Any]:

@@ -64,5 +64,5 @@ def main() -> None:
     try:
         cli(prog_name="speccompile")
     except SpeccompileError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)
         sys.exit(2)

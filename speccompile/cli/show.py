@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+_UNITS = ("B", "KiB", "MiB", "GiB")
+
 
 def echo_json(value: Any) -> None:
     """One JSON object on one line of standard output."""
@@ -21,13 +23,10 @@ def echo_status(line: str) -> None:
 
 def size_text(size: float) -> str:
     """Bytes with a binary unit, such as ``1.5 MiB``."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            break
-        size /= 1024
-    else:
-        unit = "GiB"
-    return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+    exponent = 0
+    while size >= 1024 and exponent < len(_UNITS) - 1:
+        size, exponent = size / 1024, exponent + 1
+    return f"{size:.1f} {_UNITS[exponent]}" if exponent and size < 10 else f"{size:.0f} {_UNITS[exponent]}"
 
 
 def table(rows: Sequence[Sequence[Any]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.checkpoint.builders import write_llama, write_tokenizer
-from tests.checkpoint.head_builders import H, VOCAB, safeailab1
+from tests.checkpoint.head_builders import VOCAB, H, safeailab1
 
 
 def write_pair(folder: Path) -> tuple[Path, Path]:
