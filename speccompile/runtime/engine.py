@@ -73,7 +73,7 @@ class Engine:
         one, so an empty text is BOS alone, or refused.  Raises RequestError before anything runs.
         """
         single = _is_prompt(prompts)
-        each = [prompts] if single else list(prompts)
+        each: list[Any] = [prompts] if single else list(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(each)
         if len(params) != len(each):
@@ -155,10 +155,7 @@ def _is_prompt(prompts: Any) -> bool:
 def _load_programs(engine: EngineDir) -> ProgramSet:
     config = engine.manifest.config
     load_plugin(engine.lib / PLUGIN_NAME)
-    lowering = get_lowering(config.backend)
-    names = ["target_step", "accept"]
-    if engine.manifest.head:
-        names += ["draft_extend", "draft_step"]
+    load, has_head = get_lowering(config.backend).load, engine.manifest.head is not None
     limits = Limits(
         max_batch_size=config.max_batch_size,
         max_seq_len=config.max_seq_len,
@@ -168,7 +165,13 @@ def _load_programs(engine: EngineDir) -> ProgramSet:
         block_size=config.block_size,
         min_target_rows=MIN_TARGET_ROWS,
     )
-    return ProgramSet(limits=limits, **{name: lowering.load(engine.program(name)) for name in names})
+    return ProgramSet(
+        limits=limits,
+        target_step=load(engine.program("target_step")),
+        accept=load(engine.program("accept")),
+        draft_extend=load(engine.program("draft_extend")) if has_head else None,
+        draft_step=load(engine.program("draft_step")) if has_head else None,
+    )
 
 
 def _allocate_kv(manifest: Manifest, num_blocks: int) -> KvCache:

@@ -69,4 +69,7 @@ class Members:
     @cached_property
     def chunk_cu_rows(self) -> Array:
         """i32 [C + 1]: rows of the target call that hold the chunks, which follow the trees."""
-        return running_sum([chunk.length for chunk in self.chunks]) + self.forest.rows.cu_rows[-1]
+        return (
+            running_sum(np.array([chunk.length for chunk in self.chunks], np.int64))
+            + self.forest.rows.cu_rows[-1]
+        )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from speccompile.errors import ConfigError, RequestError
-from speccompile.tree.named import resolve_tree
+from speccompile.tree.named import OFF, resolve_tree
 from speccompile.tree.tree import Tree
 
 MAX_SEED = 2**63 - 1
@@ -55,18 +55,18 @@ class SamplingParams:
             raise RequestError(
                 "top_p must be above 0 (1 switches the filter off); for greedy use temperature 0"
             )
-        _check_items("stop", self.stop_strings, str, "non-empty strings")
-        _check_items("stop_token_ids", self.stop_token_ids, int, "token ids from 0")
+        _check_items("stop", self.stop_strings, lambda s: type(s) is str and s != "", "non-empty strings")
+        _check_items("stop_token_ids", self.stop_token_ids, lambda t: type(t) is int and t >= 0, "token ids")
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
-        self.tree(default=None)
+        self.tree(default=OFF)
 
     @property
     def stop_strings(self) -> Sequence[str]:
         """``stop`` as a list, also where a single string was given."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
-    def tree(self, default: Tree | None) -> Tree | None:
+    def tree(self, default: Tree) -> Tree:
         """The tree asked for; ``default`` for ``auto``.  Raises RequestError."""
         if isinstance(self.speculation, str) and self.speculation == "auto":
             return default
@@ -82,7 +82,7 @@ def fresh_seed() -> int:
 
 
 def _check_int(name: str, value: Any) -> None:
-    if type(value) is not int or not 0 <= value <= MAX_SEED:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SEED:
         raise RequestError(f"{name} must be an integer from 0, got {value!r}")
 
 
@@ -93,9 +93,6 @@ def _check_number(name: str, value: Any, high: float) -> None:
         raise RequestError(f"{name} must be a finite number of at least 0{upper}, got {value!r}")
 
 
-def _check_items(name: str, value: Any, kind: type, wanted: str) -> None:
-    good = isinstance(value, Sequence) and all(
-        type(item) is kind and (item >= 0 if kind is int else bool(item)) for item in value
-    )
-    if not good:
+def _check_items(name: str, value: Any, good: Callable[[Any], bool], wanted: str) -> None:
+    if not isinstance(value, Sequence) or not all(map(good, value)):
         raise RequestError(f"{name} must be a list of {wanted}, got {value!r}")

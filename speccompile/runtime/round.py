@@ -68,6 +68,10 @@ def _timed(programs: ProgramSet, stats: SessionStats) -> ProgramSet:
 
         return call
 
-    names = ("target_step", "accept", "draft_extend", "draft_step")
-    found = {name: program for name in names if (program := getattr(programs, name)) is not None}
-    return replace(programs, **{name: timed(program) for name, program in found.items()})
+    return replace(
+        programs,
+        target_step=timed(programs.target_step),
+        accept=timed(programs.accept),
+        draft_extend=programs.draft_extend and timed(programs.draft_extend),
+        draft_step=programs.draft_step and timed(programs.draft_step),
+    )

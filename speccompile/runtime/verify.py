@@ -44,7 +44,8 @@ class Verifier:
             token, *layout.tensors(self._device), tensor(logit_row, self._device), *self._kv.target
         )
         if not len(members.drawing):
-            return self._walks(members, np.zeros(0, np.int64), [], []), feature
+            nothing = np.zeros(0, np.int64)
+            return self._walks(members, nothing, nothing, nothing), feature
         drawn, path, path_len = self._accept(members, layout, logit_row, token, logits)
         return self._walks(members, drawn, path, path_len), feature
 

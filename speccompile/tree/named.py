@@ -80,7 +80,7 @@ def resolve_tree(spec: str | Path | Sequence[Sequence[int]] | Tree | dict[str, A
         return tree_from_file(path) if path.suffix in (".json", ".yaml", ".yml") else named_tree(spec)
     if isinstance(spec, dict):
         return tree_from_json(spec)
-    if isinstance(spec, Sequence):
+    if isinstance(spec, (list, tuple)):
         return tree_from_paths(spec)
     raise ConfigError(f"tree: expected a name, a file or a list of rank paths, got {type(spec).__name__}")
 
