@@ -155,9 +155,10 @@ def test_ids_equal_a_dense_forward(head, tree, temperature) -> None:
 def test_caches_equal_a_fresh_prefill_after_every_round(head) -> None:
     """T03, K01: after rounds of a wide tree both caches are what one pass over the text would leave."""
     tiny = Tiny(head, MC)
-    other = tiny.session.submit([2, 7, 1], SamplingParams(max_tokens=40))
-    request = tiny.session.submit([3, 1, 4, 1, 5], SamplingParams(max_tokens=40))
-    for _ in range(6):
+    p = SamplingParams(max_tokens=40, temperature=1.0, seed=3)
+    tiny.session.submit([2, 7, 1], p)
+    request = tiny.session.submit([3, 1, 4, 1, 5], p)
+    for _ in range(8):
         tiny.session.step()
         fresh = Tiny(head, chain(1))
         again = fresh.session.submit(request.tokens[: request.committed], SamplingParams(max_tokens=9))
@@ -176,4 +177,4 @@ def test_caches_equal_a_fresh_prefill_after_every_round(head) -> None:
                 )
                 for mine, reference in pairs:
                     torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-4)
-    assert request.committed > 10 and other.committed > 8
+    assert request.counts.acceptance_length > 1.2, "nothing was accepted, so nothing was tested"
