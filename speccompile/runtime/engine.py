@@ -24,31 +24,34 @@ from speccompile.runtime.programs import KvCache, Limits, ProgramSet, allocate_l
 from speccompile.runtime.request import Request
 from speccompile.runtime.session import Session
 from speccompile.runtime.stats import Completion
+from speccompile.tree.tree import Tree
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids (used as they are), or a conversation (``[{"role": ..., "content": ...}]``)."""
 
 
 class Engine:
-    """Generates with one engine directory.
+    """Generates with one engine directory; made by :meth:`load`."""
 
-    Attributes: ``path``, ``manifest``, ``tokenizer``, ``programs``, ``kv``, ``session``.
-    """
-
-    def __init__(self, engine: EngineDir, *, num_blocks: int | None = None) -> None:
-        self.path = engine.path
-        self.manifest = engine.manifest
-        torch.set_num_threads(engine.manifest.config.threads)
-        self.tokenizer = Tokenizer.from_dir(engine.tokenizer)
-        self.programs = _load_programs(engine)
-        self.kv = _allocate_kv(engine.manifest, num_blocks or self.programs.limits.default_num_blocks)
+    def __init__(
+        self,
+        *,
+        path: Path,
+        manifest: Manifest,
+        tokenizer: Tokenizer,
+        programs: ProgramSet,
+        kv: KvCache,
+        default_tree: Tree,
+    ) -> None:
+        self.path, self.manifest, self.tokenizer = path, manifest, tokenizer
+        self.programs, self.kv = programs, kv
         self.session = Session(
-            self.programs,
-            self.kv,
-            vocab_size=self.manifest.target.vocab_size,
-            eos_ids={*self.manifest.target.eos_token_ids, *self.tokenizer.eos_ids},
+            programs,
+            kv,
+            vocab_size=manifest.target.vocab_size,
+            eos_ids={*manifest.target.eos_token_ids, *tokenizer.eos_ids},
             token_bytes=self._shown_bytes,
-            default_tree=engine.tree(),
+            default_tree=default_tree,
         )
 
     @classmethod
@@ -57,7 +60,19 @@ class Engine:
 
         ``num_blocks``: size of the KV pool; the default holds ``max_batch_size`` requests of full length.
         """
-        return cls(load_engine_dir(Path(path)), num_blocks=num_blocks)
+        engine = load_engine_dir(Path(path))
+        torch.set_num_threads(engine.manifest.config.threads)
+        programs = _load_programs(engine)
+        if num_blocks is None:
+            num_blocks = programs.limits.default_num_blocks
+        return cls(
+            path=engine.path,
+            manifest=engine.manifest,
+            tokenizer=Tokenizer.from_dir(engine.tokenizer),
+            programs=programs,
+            kv=_allocate_kv(engine.manifest, num_blocks),
+            default_tree=engine.tree(),
+        )
 
     def generate(
         self,

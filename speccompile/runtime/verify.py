@@ -50,32 +50,34 @@ class Verifier:
         return self._walks(members, drawn, path, path_len), feature
 
     def _layout(self, members: Members) -> Layout:
-        forest, trees = members.forest, len(members.decoding)
-        causal = self._causal.make(
-            start=members.committed[trees:],
-            length=np.diff(members.chunk_cu_rows),
-            block_table=members.block_table[trees:],
-        )
-        if not trees:
-            return causal
+        rows, trees = members.forest.rows, len(members.decoding)
         layout = Layout(
-            position=members.committed[forest.rows.owner] + forest.depth,
-            mask=forest.rows.mask,
-            cu_rows=forest.rows.cu_rows,
+            position=members.committed[rows.owner] + members.forest.depth,
+            mask=rows.mask,
+            cu_rows=rows.cu_rows,
             prefix_len=members.committed[:trees],
             suffix_start=np.zeros(trees, np.int32),
             block_table=members.block_table[:trees],
         )
-        return joined(layout, causal) if members.chunks else layout
+        if not members.chunks:
+            return layout
+        chunks = self._causal.make(
+            start=members.committed[trees:],
+            length=np.diff(members.chunk_cu_rows),
+            block_table=members.block_table[trees:],
+        )
+        return joined(layout, chunks)
 
     def _logit_row(self, members: Members) -> Int64:
         """Rows to score: all tree rows, the last row of each prompt, and row 0 again as padding."""
         ends = [
             members.chunk_cu_rows[c + 1] - 1 for c, chunk in enumerate(members.chunks) if chunk.ends_prompt
         ]
-        trees = np.arange(members.forest.rows.cu_rows[-1], dtype=np.int64)
-        rows = np.concatenate([trees, np.array(ends, np.int64)])
-        return np.pad(rows, (0, max(0, self._min_rows - len(rows))))
+        num_tree_rows = int(members.forest.rows.cu_rows[-1])
+        rows = np.zeros(max(self._min_rows, num_tree_rows + len(ends)), np.int64)
+        rows[:num_tree_rows] = np.arange(num_tree_rows)
+        rows[num_tree_rows : num_tree_rows + len(ends)] = ends
+        return rows
 
     def _token(self, members: Members, candidates: list[Tensor], num_rows: int) -> Tensor:
         roots = np.array([request.tokens[-1] for request in members.decoding], np.int64)
