@@ -93,6 +93,7 @@ def perturbed_scores(engine: Engine, tokens: Sequence[int], params: SamplingPara
     logits_1V = _last_logits(engine, tokens).double()
     if params.temperature == 0:
         return logits_1V[0]
+    assert params.seed is not None, "sampled scores depend on the seed"
     l_1V = logits_1V / params.temperature
     position = torch.full((1, 1), len(tokens))
     noise_1V = gumbel_noise(torch.full((1, 1), params.seed), position, torch.arange(l_1V.shape[1]))

@@ -93,16 +93,17 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _from_json(data: dict[str, Any]) -> Manifest:
     head = data["head"]
+    files = tuple(FileDigest(**item) for item in data["files"])
     converted = {
         "config": config_from_manifest(data["config"]),
         "target": llama_from_json(data["target"]),
         "head": None if head is None else head_from_json(head),
         "sources": tuple(FileDigest(**item) for item in data["sources"]),
-        "files": tuple(FileDigest(**item) for item in data["files"]),
+        "files": files,
         "cpu_features": tuple(data["cpu_features"]),
         "argv": tuple(data["argv"]),
     }
-    for item in converted["files"]:
+    for item in files:
         parts = PurePosixPath(item.path)
         if parts.is_absolute() or ".." in parts.parts:
             raise ValueError(f"file path {item.path!r} leaves the engine")

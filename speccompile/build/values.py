@@ -46,7 +46,7 @@ def layers(value: Any) -> tuple[int, ...]:
     """Layer ids from a list or from text such as ``2,15,27``."""
     parts = value.split(",") if isinstance(value, str) else value
     if isinstance(parts, (list, tuple)):
-        ids = [int(p) if isinstance(p, str) and p.strip().isdigit() else p for p in parts]
+        ids: list[Any] = [int(p) if isinstance(p, str) and p.strip().isdigit() else p for p in parts]
         if ids and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
             return tuple(ids)
     raise ValueError("expected layer ids such as 2,15,27")

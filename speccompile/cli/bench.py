@@ -15,7 +15,7 @@ from speccompile.bench.race import Score, race
 from speccompile.build.engine_dir import EngineDir, load_engine_dir
 from speccompile.checkpoint.tokenizer import Tokenizer
 from speccompile.cli.prompts import Prompt, read_prompts
-from speccompile.cli.show import echo_json, megabytes, table
+from speccompile.cli.show import echo_json, size_text, table
 from speccompile.errors import ConfigError
 
 _BASELINES = ("ar", "transformers")
@@ -151,7 +151,7 @@ def _table(scores: list[Score]) -> str:
                 _ratio(row["ratio_to_transformers"]),
                 f"{row['acceptance_length']:.2f}",
                 "-" if row["same_ids_as_ar"] is None else f"{row['same_ids_as_ar']}/{len(score.answers)}",
-                megabytes(score.peak_memory),
+                size_text(score.peak_memory),
                 f"{score.load_s:.2f}",
             ]
         )
