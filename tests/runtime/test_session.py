@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 
+from speccompile.runtime import round as round_module
 from speccompile.runtime.params import SamplingParams
 from speccompile.tree.named import OFF, chain, named_tree
 from tests.runtime import fakes
@@ -218,3 +221,13 @@ def test_no_slot_past_max_seq_len(head, length, block_size) -> None:
     done, _ = run_one(head, MC, prompt, p, max_seq_len=64, block_size=block_size)
     assert done.token_ids == plain(prompt, p, 64 - length)
     assert done.finish_reason == "length"
+
+
+def test_one_transfer_to_the_host_per_round() -> None:
+    """Nothing in the round's modules waits for the device except the one copy of the result."""
+    folder = Path(round_module.__file__).parent
+    text = "".join(
+        (folder / f"{name}.py").read_text() for name in ("batch", "members", "draft", "verify", "round")
+    )
+    assert len(re.findall(r"\.cpu\(", text)) == 1
+    assert not re.findall(r"\.item\(|nonzero\(|synchronize\(", text)
