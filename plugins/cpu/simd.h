@@ -4,6 +4,10 @@
 
 #include <limits>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "storage.h"
 
 namespace speccompile {
@@ -19,7 +23,6 @@ constexpr int kLanes = 4;
 typedef float FloatVec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t UintVec __attribute__((vector_size(kLanes * 4)));
-typedef uint16_t HalfBits __attribute__((vector_size(kLanes * 2)));
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -36,18 +39,27 @@ inline void store(float* p, FloatVec v) { std::memcpy(p, &v, sizeof(v)); }
 
 inline FloatVec widen(const float* p) { return load<FloatVec>(p); }
 
-inline FloatVec widen(const Bf16* p) {
-  return bit_cast<FloatVec>(__builtin_convertvector(load<HalfBits>(p), UintVec) << 16);
-}
-
+// The two conversions below spell out what GCC 12 does not find in the generic form.
+#if defined(__AVX512F__)
+inline UintVec widen_bits(const void* p) { return bit_cast<UintVec>(_mm512_cvtepu16_epi32(load<__m256i>(p))); }
+inline FloatVec widen(const Fp16* p) { return _mm512_cvtph_ps(load<__m256i>(p)); }
+#elif defined(__AVX2__) && defined(__F16C__)
+inline UintVec widen_bits(const void* p) { return bit_cast<UintVec>(_mm256_cvtepu16_epi32(load<__m128i>(p))); }
+inline FloatVec widen(const Fp16* p) { return _mm256_cvtph_ps(load<__m128i>(p)); }
+#else
+typedef uint16_t HalfBits __attribute__((vector_size(kLanes * 2)));
+inline UintVec widen_bits(const void* p) { return __builtin_convertvector(load<HalfBits>(p), UintVec); }
 inline FloatVec widen(const Fp16* p) {
-  const UintVec bits = __builtin_convertvector(load<HalfBits>(p), UintVec);
+  const UintVec bits = widen_bits(p);
   const UintVec magnitude = (bits & 0x7fffu) << 13;
   const UintVec scaled = bit_cast<UintVec>(bit_cast<FloatVec>(magnitude) * 0x1p112f);
   const UintVec finite = bit_cast<UintVec>((bits & 0x7c00u) != 0x7c00u);
   const UintVec value = (finite & scaled) | (~finite & (magnitude | 0x7f800000u));
   return bit_cast<FloatVec>(((bits & 0x8000u) << 16) | value);
 }
+#endif
+
+inline FloatVec widen(const Bf16* p) { return bit_cast<FloatVec>(widen_bits(p) << 16); }
 
 inline FloatVec maximum(FloatVec a, FloatVec b) { return b > a ? b : a; }
 
