@@ -29,7 +29,7 @@ class CacheError(SpeccompileError):
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sequence of n + 1 tokens: ``ids`` i64, ``answer`` bool, ``hidden`` [n, h] and ``aux`` [n, A * h]."""
+    """One sequence of n + 1 tokens: ``ids`` i64, ``answer`` bool, ``hidden`` [n, h], ``aux`` [n, A * h]."""
 
     ids: Tensor
     answer: Tensor
@@ -84,9 +84,7 @@ class RolloutCache:
         self._ids: dict[Path, tuple[Tensor, Tensor]] = {}
         self.refresh()
         if not self.refs:
-            raise CacheError(
-                f"{folder}: no rollout shards (*.safetensors) there; run `speccompile rollout` first"
-            )
+            raise CacheError(f"{folder}: no rollout shards (*.safetensors); run `speccompile rollout` first")
 
     def refresh(self, only: list[str] | None = None) -> list[str]:
         """Lists shards that appeared since the last call (or just those named); returns all names in use."""
@@ -127,7 +125,7 @@ class RolloutCache:
         """``hidden`` or ``aux`` of one sequence, [n, width]."""
         return self._open[ref.shard].get_slice(field)[ref.begin : ref.end - 1]
 
-    def widths(self) -> tuple[int, int]:
-        """Widths of ``hidden`` and ``aux``."""
-        shard = self._open[self.refs[0].shard]
-        return tuple(shard.get_slice(f).get_shape()[1] for f in ("hidden", "aux"))  # type: ignore[return-value]
+    @property
+    def hidden_size(self) -> int:
+        """Width of ``hidden``."""
+        return self._open[self.refs[0].shard].get_slice("hidden").get_shape()[1]

@@ -38,9 +38,7 @@ class ChatFrame:
         opening, middle = bare.split(_USER)[0], bare.split(_ANSWER)[1].split(_USER_2)[0]
         marker = tokenizer.encode(text[len(bare) :], add_bos=False)
         if not text.startswith(bare) or not marker:
-            raise ConfigError(
-                "the target's chat template has no generation prompt, so answers cannot be told apart"
-            )
+            raise ConfigError("the target's chat template has no generation prompt that marks answers")
 
         def ids(part: str) -> tuple[int, ...]:
             encoded = tuple(tokenizer.encode(part, add_bos=False))

@@ -34,7 +34,7 @@ class DenseCache:
 
     @torch.no_grad()
     def forward(self, token_BT: Tensor, position_BT: Tensor, first: int = 0) -> Tensor:
-        """Runs sequences ``first .. first + B``; returns their post-norm hidden [B, T, h] and stores features."""
+        """Runs sequences ``first .. first + B`` and stores their features; returns the hidden [B, T, h]."""
         rows = torch.arange(first, first + len(token_BT))[:, None]
         slots = int(position_BT.max()) + 1
         visible_B1TL = (torch.arange(slots) <= position_BT[:, :, None])[:, None]

@@ -34,13 +34,9 @@ class RolloutConfig:
     max_answer: int = option(256, "Longest answer.")
     max_user: int = option(100, "Longest user turn that the target writes itself.")
     max_length: int = option(640, "Longest conversation; longer prompts are skipped.")
-    own_prompts: float = option(
-        0.25, "Share of conversations whose user turn the target writes (temperature 1)."
-    )
+    own_prompts: float = option(0.25, "Share of conversations whose user turn the target writes.")
     second_turns: float = option(0.25, "Chance that the target also asks and answers a follow-up.")
-    temperatures: tuple[float, ...] = option(
-        (0.0, 0.0, 0.7, 1.0), "Each conversation's answers draw one of these."
-    )
+    temperatures: tuple[float, ...] = option((0.0, 0.0, 0.7, 1.0), "Each conversation draws one of these.")
     aux_layers: tuple[int, ...] = option((), "Layers whose inputs are stored too (for EAGLE-3 heads).")
     seed: int = option(0, "Seed of choices and sampling.")
 
@@ -113,9 +109,7 @@ class Generator:
         self, target: Llama, frame: ChatFrame | None, prompts: Sequence[Sequence[int]], config: RolloutConfig
     ) -> None:
         if frame is None and (config.own_prompts or config.second_turns or not prompts):
-            raise ConfigError(
-                "own_prompts, second_turns: the target has no usable chat template; set both to 0"
-            )
+            raise ConfigError("own_prompts, second_turns: without a chat template both must be 0")
         if not prompts and config.own_prompts < 1:
             raise ConfigError("no prompts: give some, or let the target write all (own_prompts 1)")
         self.target, self.config = target, config

@@ -25,7 +25,7 @@ class _OddRowError(ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """A usable row: ``text``, or ``messages`` of the roles system (first only), user and assistant in turn."""
+    """A usable row: ``text``, or ``messages``: system (first only), user and assistant in turn."""
 
     line: int
     messages: tuple[dict[str, str], ...] = ()

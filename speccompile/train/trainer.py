@@ -60,7 +60,6 @@ class Trainer:
         *,
         special_ids: tuple[int, ...] = (),
         init: EagleHead | None = None,
-        init_token_ids: Tensor | None = None,
     ) -> None:
         self.target_config, self.cache, self.config, self.output, self.log = (
             target.config, cache, config, output, log,
@@ -69,11 +68,9 @@ class Trainer:
         self.eos_ids = torch.tensor(target.config.eos_token_ids, dtype=torch.int64)
         check_cache(cache, target, self._supervise)
         torch.manual_seed(config.seed)
-        self.token_ids = init_token_ids
-        if self.token_ids is None:
-            always = (*target.config.eos_token_ids, *special_ids)
-            self.token_ids = choose_draft_vocabulary(self._counts(), config.draft_vocab_size, always)
-        self.head = init if init is not None else self._new_head(target)
+        always = (*target.config.eos_token_ids, *special_ids)
+        self.token_ids = choose_draft_vocabulary(self._counts(), config.draft_vocab_size, always)
+        self.head = self._new_head(target, init)
         self.optimizer = make_optimizer(self.head, config)
         self.progress = Progress()
 
@@ -87,13 +84,19 @@ class Trainer:
             counts += torch.bincount(ids[answer], minlength=len(counts))
         return counts
 
-    def _new_head(self, target: Llama) -> EagleHead:
-        refs = self._training_refs()
-        sample = refs[:: max(1, len(refs) // _FIT_SEQUENCES)]
-        pairs = ((self.cache.tokens(r)[0], self.cache.feature(r, "hidden")) for r in sample)
-        fc = fit_fusion(target.embed_tokens.weight, pairs)
-        start = head_config(target, self.config.layers, len(self.token_ids))
-        return initial_head(start, target, self.token_ids, fc)
+    def _new_head(self, target: Llama, init: EagleHead | None) -> EagleHead:
+        config = head_config(target, self.config.layers, len(self.token_ids))
+        if init is not None:
+            fc = init.fc.weight.detach().float()
+        else:
+            refs = self._training_refs()
+            sample = refs[:: max(1, len(refs) // _FIT_SEQUENCES)]
+            pairs = ((self.cache.tokens(r)[0], self.cache.feature(r, "hidden")) for r in sample)
+            fc = fit_fusion(target.embed_tokens.weight, pairs)
+        head = initial_head(config, target, self.token_ids, fc)
+        if init is not None:
+            head.layers.load_state_dict(init.layers.state_dict())
+        return head
 
     def _training_refs(self) -> list[SequenceRef]:
         return [r for r in self.cache.refs if not r.held_out]
@@ -234,11 +237,9 @@ def check_cache(cache: RolloutCache, target: Llama, supervise: Callable[[Tensor,
     model, or of shifted positions, do not.
     """
     c = target.config
-    width = cache.widths()[0]
+    width = cache.hidden_size
     if width != c.hidden_size:
-        raise CacheError(
-            f"{cache.folder}: features are {width} wide, the target's are {c.hidden_size}; wrong target"
-        )
+        raise CacheError(f"{cache.folder}: wrong target: features are {width} wide, its are {c.hidden_size}")
     empty = sum(not supervise(*cache.tokens(r))[2:].any() for r in cache.refs)
     if empty == len(cache.refs):
         raise CacheError(
@@ -249,15 +250,12 @@ def check_cache(cache: RolloutCache, target: Llama, supervise: Callable[[Tensor,
     for ref in cache.refs[:: max(1, len(cache.refs) // _AGREEMENT_SAMPLE)]:
         ids, answer = cache.tokens(ref)
         if int(ids.max()) >= c.vocab_size:
-            raise CacheError(
-                f"{ref.shard}: id {int(ids.max())} is outside the target's vocabulary; wrong target"
-            )
+            raise CacheError(f"{ref.shard}: wrong target: id {int(ids.max())} is outside its vocabulary")
         rows = answer[1:]
         hidden = cache.feature(ref, "hidden")[rows].to(target.lm_head.weight.dtype)
         hits += int((target.lm_head(hidden).argmax(-1) == ids[1:][rows]).sum())
         total += int(rows.sum())
     if total and hits < _MIN_AGREEMENT * total:
         raise CacheError(
-            f"{cache.folder}: the features predict {hits} of {total} answer tokens with this target's lm_head; "
-            f"they come from another target"
+            f"{cache.folder}: wrong target: its lm_head predicts {hits} of {total} answer tokens from them"
         )

@@ -20,7 +20,8 @@ def choose_draft_vocabulary(counts: Tensor, size: int, always: Iterable[int] = (
     kept = sorted(set(always))
     if not len(kept) < size <= vocab:
         raise ConfigError(
-            f"draft_vocab_size {size}: must be more than the {len(kept)} special tokens and at most the target's {vocab}"
+            f"draft_vocab_size {size}: must be more than the {len(kept)} special tokens and at most {vocab}, "
+            f"the target's vocabulary"
         )
     rank = counts.clone()
     rank[kept] = counts.max() + 1
