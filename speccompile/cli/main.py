@@ -22,7 +22,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("Compare speculative with plain decoding, token by token.", ""),
     "demo": ("Build the demo engine and show what speculation gains.", "gguf"),
     "bench": ("Measure speed against plain decoding and transformers.", "bench"),
-    "train": ("Train an EAGLE head by online distillation.", "train"),
+    "rollout": ("Let the target answer prompts, as training data for a head.", ""),
+    "train": ("Train an EAGLE head by online distillation.", ""),
+    "eval-draft": ("Estimate a head's acceptance on rollouts.", ""),
 }
 
 
@@ -36,7 +38,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         try:
-            return importlib.import_module(f"speccompile.cli.{cmd_name}").command
+            return importlib.import_module(f"speccompile.cli.{cmd_name.replace('-', '_')}").command
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("speccompile"):
                 raise
