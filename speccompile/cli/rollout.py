@@ -10,7 +10,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from speccompile.build.values import TORCH_DTYPES
+from speccompile.build.config import TORCH_DTYPES
 from speccompile.checkpoint.target import open_target
 from speccompile.cli.field_options import field_options, pick
 from speccompile.cli.show import echo_json, echo_status

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import torch
 
-from speccompile.build.values import TORCH_DTYPES
+from speccompile.build.config import TORCH_DTYPES
 from speccompile.checkpoint.heads import open_head
 from speccompile.checkpoint.pair import check_pair
 from speccompile.checkpoint.target import Target, open_target

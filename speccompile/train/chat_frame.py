@@ -1,8 +1,8 @@
 """The ids that a chat template puts around turns, so that the target can also write user turns.
 
-``open`` leads to the first user text, ``ask`` follows a user turn that the target ended itself and leads to
-the answer (the generation prompt), ``next_user`` leads from an ended answer to the next user text.  An
-answer is every token after ``marker`` (the generation prompt) up to its end-of-turn id, which is included.
+``open`` leads to the first user text, ``close`` ends a user turn and ``ask`` leads from there to the answer,
+``next_user`` leads from an ended answer to the next user text.  An answer is every token after ``marker``
+(the generation prompt) up to its end-of-turn id, which is included.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class ChatFrame:
     """Token ids between the texts of a conversation; ``eos_ids`` end a turn."""
 
     open: tuple[int, ...]
+    close: tuple[int, ...]
     ask: tuple[int, ...]
     next_user: tuple[int, ...]
     marker: tuple[int, ...]
@@ -40,14 +41,19 @@ class ChatFrame:
         if not text.startswith(bare) or not marker:
             raise ConfigError("the target's chat template has no generation prompt that marks answers")
 
-        def ids(part: str) -> tuple[int, ...]:
+        def ids(part: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+            """The end-of-turn id in front, if there is one, and the rest."""
             encoded = tuple(tokenizer.encode(part, add_bos=False))
-            return encoded[1:] if encoded[:1] and encoded[0] in tokenizer.eos_ids else encoded
+            ends = int(bool(encoded) and encoded[0] in tokenizer.eos_ids)
+            return encoded[:ends], encoded[ends:]
+
+        close, ask = ids(text.split(_USER_2)[1])
 
         return cls(
             open=tuple(tokenizer.encode(opening, add_bos=False)),
-            ask=ids(text.split(_USER_2)[1]),
-            next_user=ids(middle),
+            close=close,
+            ask=ask,
+            next_user=ids(middle)[1],
             marker=tuple(marker),
             eos_ids=tokenizer.eos_ids,
         )

@@ -51,16 +51,25 @@ class RolloutConfig:
             raise ConfigError("temperatures: at least one, none negative")
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """Ids up to and including the generation prompt, and the ids of user texts to ask after the answers."""
+
+    ids: tuple[int, ...]
+    follow_ups: tuple[tuple[int, ...], ...] = ()
+
+
 @dataclass
 class _Talk:
-    """One conversation in the making: the target decodes ``user`` turns and ``answer`` turns alternately."""
+    """One conversation in the making: turn by turn, either forced ids or what the target decodes."""
 
     frame: ChatFrame
     config: RolloutConfig
     ids: list[int]
     temperature: float
     answering: bool
-    follow_up: bool
+    own_follow_up: bool
+    given: deque[tuple[int, ...]]
     answer: list[bool] = field(init=False)
     forced: deque[int] = field(default_factory=deque)
     decoded: int = 0
@@ -87,12 +96,15 @@ class _Talk:
 
     def _turn(self, ended: bool) -> None:
         if self.answering:
-            if ended and self.follow_up:
+            if ended and self.given:
+                frame = self.frame
+                self._start(True, (*frame.next_user, *self.given.popleft(), *frame.close, *frame.ask))
+            elif ended and self.own_follow_up:
                 self._start(False, self.frame.next_user)
             elif ended or self.decoded >= self.config.max_answer:
                 self.finished = True
         elif ended and self.decoded >= _MIN_USER_TOKENS:
-            self.follow_up = self.follow_up and not any(self.answer)
+            self.own_follow_up = self.own_follow_up and not any(self.answer)
             self._start(True, self.frame.ask)
         elif ended or self.decoded >= self.config.max_user:
             self.finished = True
@@ -103,10 +115,10 @@ class _Talk:
 
 
 class Generator:
-    """Endless rollouts of one target from a list of prompts (token ids up to the generation prompt)."""
+    """Endless rollouts of one target from a list of prompts, which are taken in random order."""
 
     def __init__(
-        self, target: Llama, frame: ChatFrame | None, prompts: Sequence[Sequence[int]], config: RolloutConfig
+        self, target: Llama, frame: ChatFrame | None, prompts: Sequence[Prompt], config: RolloutConfig
     ) -> None:
         if frame is None and (config.own_prompts or config.second_turns or not prompts):
             raise ConfigError("own_prompts, second_turns: without a chat template both must be 0")
@@ -114,9 +126,9 @@ class Generator:
             raise ConfigError("no prompts: give some, or let the target write all (own_prompts 1)")
         self.target, self.config = target, config
         self.frame = frame or ChatFrame(
-            open=(), ask=(), next_user=(), marker=(), eos_ids=target.config.eos_token_ids
+            open=(), close=(), ask=(), next_user=(), marker=(), eos_ids=target.config.eos_token_ids
         )
-        self.prompts = [p for p in prompts if len(p) + 2 <= config.max_length]
+        self.prompts = [p for p in prompts if len(p.ids) + 2 <= config.max_length]
         if prompts and not self.prompts:
             raise ConfigError(f"max_length {config.max_length}: every prompt is longer")
         self._random = random.Random(config.seed)
@@ -141,13 +153,15 @@ class Generator:
         own = not self.prompts or self._random.random() < self.config.own_prompts
         if not own and not self._order:
             self._order = self._random.sample(range(len(self.prompts)), len(self.prompts))
+        prompt = Prompt(self.frame.open) if own else self.prompts[self._order.pop()]
         return _Talk(
             frame=self.frame,
             config=self.config,
-            ids=list(self.frame.open if own else self.prompts[self._order.pop()]),
+            ids=list(prompt.ids),
             temperature=self._random.choice(self.config.temperatures),
             answering=not own,
-            follow_up=self._random.random() < self.config.second_turns,
+            own_follow_up=self._random.random() < self.config.second_turns,
+            given=deque(prompt.follow_ups),
         )
 
     def _prefill(self, cache: DenseCache, talks: list[_Talk]) -> Tensor:

@@ -1,8 +1,9 @@
 """Training data in JSONL: any of the usual row forms, read tolerantly and reported by line.
 
 A row is ``{"prompt"}``, ``{"prompt", "response"}``, ``{"messages": [{"role", "content"}]}``,
-``{"conversations": [{"from", "value"}]}`` (ShareGPT; also role/content) or ``{"text"}`` (already in the
-target's chat format).  A row that cannot be used is skipped with its line number and reason.
+``{"conversations": [{"from", "value"}]}`` (ShareGPT; also role/content), ``{"turns": [user texts]}`` or
+``{"text"}`` (already in the target's chat format).  A row that cannot be used is skipped with its line
+number and reason.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ class _OddRowError(ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """A usable row: ``text``, or ``messages``: system (first only), user and assistant in turn."""
+    """A usable row: ``text``, or ``messages``: system (first only), user and assistant in turn.
+
+    ``follow_ups`` are further user texts, to be asked after the answers.
+    """
 
     line: int
     messages: tuple[dict[str, str], ...] = ()
     text: str | None = None
+    follow_ups: tuple[str, ...] = ()
 
 
 @dataclass
@@ -86,9 +91,14 @@ def _row(line: str, number: int) -> Row:
     for key in ("messages", "conversations"):
         if key in data:
             return Row(number, _checked(list(_turns(data[key], key))))
+    if "turns" in data:
+        users = _checked([("user", text) for text in data["turns"]], alternate=False) if data["turns"] else ()
+        if users:
+            return Row(number, users[:1], follow_ups=tuple(m["content"] for m in users[1:]))
+        raise _OddRowError("turns is empty")
     if isinstance(data.get("text"), str) and data["text"].strip():
         return Row(number, text=data["text"])
-    raise _OddRowError("none of prompt, messages, conversations, text")
+    raise _OddRowError("none of prompt, messages, conversations, turns, text")
 
 
 def _turns(items: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -103,7 +113,7 @@ def _turns(items: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield _ROLES[role], item.get("content", item.get("value"))
 
 
-def _checked(turns: list[tuple[str, Any]]) -> tuple[dict[str, str], ...]:
+def _checked(turns: list[tuple[str, Any]], alternate: bool = True) -> tuple[dict[str, str], ...]:
     for _, text in turns:
         if not isinstance(text, str) or not text.strip():
             raise _OddRowError("a turn without text")
@@ -113,6 +123,6 @@ def _checked(turns: list[tuple[str, Any]]) -> tuple[dict[str, str], ...]:
         raise _OddRowError("a system turn only")
     if talk[0] != "user":
         raise _OddRowError("does not start with a user turn")
-    if any(role != ("user", "assistant")[i % 2] for i, role in enumerate(talk)):
+    if alternate and any(role != ("user", "assistant")[i % 2] for i, role in enumerate(talk)):
         raise _OddRowError("user and assistant turns do not alternate")
     return tuple({"role": role, "content": text} for role, text in turns)

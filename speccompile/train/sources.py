@@ -18,7 +18,7 @@ from speccompile.errors import ConfigError
 from speccompile.model.llama import Llama
 from speccompile.train.cache import CacheError, Rollout, write_shard
 from speccompile.train.chat_frame import ChatFrame
-from speccompile.train.rollout import Generator, RolloutConfig, given_texts
+from speccompile.train.rollout import Generator, Prompt, RolloutConfig, given_texts
 from speccompile.train.rows import Row, read_rows
 
 Answers = Literal["target", "given"]
@@ -70,18 +70,20 @@ class ShardWriter:
         )
 
 
-def prompt_ids(row: Row, tokenizer: Tokenizer, frame: ChatFrame | None) -> list[int]:
-    """The row up to and including the generation prompt of its last answer.
+def make_prompt(row: Row, tokenizer: Tokenizer, frame: ChatFrame | None) -> Prompt:
+    """The row up to and including the generation prompt of its last answer, with its follow-ups.
 
     A text without the template's generation prompt is taken whole: the target continues it.
     """
     if row.text is None:
         messages = list(row.messages)
-        return tokenizer.encode_chat(messages if messages[-1]["role"] == "user" else messages[:-1])
+        ids = tokenizer.encode_chat(messages if messages[-1]["role"] == "user" else messages[:-1])
+        more = tuple(tuple(tokenizer.encode(text, add_bos=False)) for text in row.follow_ups)
+        return Prompt(tuple(ids), more)
     ids = tokenizer.encode(row.text, add_bos=False)
     width = len(frame.marker) if frame else 0
     ends = [e for e in range(width, len(ids)) if width and tuple(ids[e - width : e]) == frame.marker]  # type: ignore[union-attr]
-    return ids[: ends[-1]] if ends else ids
+    return Prompt(tuple(ids[: ends[-1]] if ends else ids))
 
 
 def write_rollouts(
@@ -108,8 +110,9 @@ def write_rollouts(
     if answers == "given":
         _write_given(target, tokenizer, rows, config, writer, answer_tokens, tick)
     else:
-        frame = ChatFrame.of(tokenizer) if config.own_prompts or config.second_turns else None
-        prompts = [prompt_ids(row, tokenizer, frame) for row in rows]
+        framed = config.own_prompts or config.second_turns or any(row.follow_ups for row in rows)
+        frame = ChatFrame.of(tokenizer) if framed else None
+        prompts = [make_prompt(row, tokenizer, frame) for row in rows]
         generator = Generator(target, frame, prompts, config)
         while writer.answer_tokens < answer_tokens:
             before = writer.answer_tokens

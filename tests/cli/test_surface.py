@@ -36,7 +36,9 @@ def flags(name: str) -> set[str]:
 
 
 def test_commands():
-    assert list(COMMANDS) == ["build", "run", "inspect", "verify", "demo", "bench", "train"]
+    assert list(COMMANDS) == [
+        "build", "run", "inspect", "verify", "demo", "bench", "rollout", "train", "eval-draft",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(SURFACE))

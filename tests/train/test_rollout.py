@@ -4,12 +4,12 @@ import torch
 
 from speccompile.train.cache import RolloutCache, write_shard
 from speccompile.train.chat_frame import ChatFrame
-from speccompile.train.rollout import Generator, RolloutConfig, read_text
+from speccompile.train.rollout import Generator, Prompt, RolloutConfig, read_text
 from tests.model.dense import dense_causal_attend
 from tests.train.tiny import EOS, PROMPT, tiny_target
 
 ENDS = (EOS, *range(30, 45))  # many, so that a random model ends turns
-FRAME = ChatFrame(open=(3, 4), ask=(20, 21), next_user=(22, 23), marker=(20, 21), eos_ids=ENDS)
+FRAME = ChatFrame(open=(3, 4), close=(EOS,), ask=(20, 21), next_user=(22, 23), marker=(20, 21), eos_ids=ENDS)
 
 
 def greedy(target, prompt, count):
@@ -35,7 +35,7 @@ def test_greedy_rollouts_equal_a_plain_loop_and_carry_true_features():
         aux_layers=(0, 2),
     )
     rollouts = Generator(target, None, PROMPT, config).wave()
-    expected = {tuple(greedy(target, p, 12)): len(p) for p in PROMPT}
+    expected = {tuple(greedy(target, p.ids, 12)): len(p.ids) for p in PROMPT}
     assert {tuple(r.ids.tolist()) for r in rollouts} == set(expected)
     for r in rollouts:
         start = expected[tuple(r.ids.tolist())]
@@ -75,6 +75,20 @@ def test_the_target_writes_prompts_and_asks_follow_ups():
         torch.testing.assert_close(r.hidden, hidden, rtol=1e-3, atol=1e-3)
     assert own > 0
     assert follow_ups > 0
+
+
+def test_given_follow_ups_are_asked_after_the_answers():
+    target = tiny_target(seed=1)
+    config = RolloutConfig(batch_size=24, max_answer=30, max_length=90, own_prompts=0, second_turns=0)
+    prompt = Prompt((5, 6, 7), ((50, 51), (52,)))
+    asked = 0
+    for r in Generator(target, FRAME, [prompt], config).wave():
+        ids, answer = r.ids.tolist(), r.answer.tolist()
+        given = [t for t, a in zip(ids[3:], answer[3:], strict=True) if not a]
+        turns = [[22, 23, 50, 51, EOS, 20, 21], [22, 23, 52, EOS, 20, 21]]
+        assert given in ([], turns[0], turns[0] + turns[1])
+        asked = max(asked, len(given))
+    assert asked == 13
 
 
 def test_given_texts_get_the_same_features():

@@ -10,10 +10,10 @@ from speccompile.checkpoint.config import LlamaConfig, RopeConfig
 from speccompile.model.llama import Llama
 from speccompile.train.cache import RolloutCache, write_shard
 from speccompile.train.config import TrainConfig
-from speccompile.train.rollout import Generator, RolloutConfig
+from speccompile.train.rollout import Generator, Prompt, RolloutConfig
 
 VOCAB, EOS = 96, 2
-PROMPT = [[5, 6, 7], [8, 9, 10, 11], [12, 13]]
+PROMPT = [Prompt((5, 6, 7)), Prompt((8, 9, 10, 11)), Prompt((12, 13))]
 
 
 def tiny_target(*, seed: int = 0, hidden: int = 32, tied: bool = True) -> Llama:
