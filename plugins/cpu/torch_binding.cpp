@@ -63,6 +63,16 @@ void check_slots(const speccompile::Layout& l, int64_t rows, int64_t block_size)
   }
 }
 
+// Guards what an append writes against a block table that points outside the cache.
+void check_written_blocks(const speccompile::Layout& l, int64_t blocks, int64_t block_size) {
+  for (int64_t r = 0; r < l.requests; ++r) {
+    const int64_t first = int64_t(l.prefix_len[r]) + l.suffix_start[r], stop = first + l.cu_rows[r + 1] - l.cu_rows[r];
+    for (int64_t b = first / block_size; b * block_size < stop; ++b)
+      STD_TORCH_CHECK(0 <= l.table(r)[b] && l.table(r)[b] < blocks, "speccompile: request ", r,
+                      " has block id ", l.table(r)[b], ", the KV cache has ", blocks, " blocks");
+  }
+}
+
 speccompile::CacheShape shape_of(const Tensor& k_cache, const Tensor& v_cache) {
   const speccompile::CacheShape shape{k_cache.size(1), k_cache.size(2), k_cache.size(3)};
   STD_TORCH_CHECK(k_cache.is_contiguous() && v_cache.is_contiguous() && k_cache.numel() == v_cache.numel() &&
@@ -89,6 +99,7 @@ void kv_append(Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tensor cu_row
                Tensor suffix_start, Tensor block_table) {
   const auto layout = layout_of(cu_rows, prefix_len, &suffix_start, block_table);
   check_slots(layout, k.size(0), k_cache.size(3));
+  check_written_blocks(layout, k_cache.size(0), k_cache.size(3));
   STD_TORCH_CHECK(k.scalar_type() == k_cache.scalar_type() && v.scalar_type() == v_cache.scalar_type(),
                   "speccompile: k and v must have the dtype of the KV cache");
   k = dense_rows(k);

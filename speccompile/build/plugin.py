@@ -121,5 +121,7 @@ def load_plugin(path: Path) -> None:
     try:
         torch.ops.load_library(path)
     except OSError as error:
-        raise EngineError(f"{path}: cannot load kernel library ({error}); build the engine again") from error
+        raise EngineError(
+            f"{path}: cannot load kernel library ({error.__cause__ or error}); build the engine again"
+        ) from error
     _loaded[digest] = path

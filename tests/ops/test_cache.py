@@ -45,6 +45,14 @@ def test_append_reads_views_of_a_fused_projection() -> None:
 
 
 @pytest.mark.usefixtures("plugin")
+def test_append_refuses_a_block_outside_the_cache() -> None:
+    batch = Batch(Geometry(), [Request(5, causal(3))])
+    batch.block_table[0, 0] = 1000
+    with pytest.raises(RuntimeError, match="block id 1000"):
+        append_all(batch, batch.k_cache, batch.v_cache, kv_append)
+
+
+@pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("compact", [cache_compact.reference, kv_compact], ids=["reference", "kernel"])
 @pytest.mark.parametrize("shape", SHAPES, ids=["f32", "bf16"])
 def test_compact_moves_the_path_behind_the_prefix(shape: Geometry, compact) -> None:
