@@ -26,7 +26,7 @@ from speccompile.build.config import BuildConfig, ResolvedConfig
 from speccompile.build.lowering import get_lowering
 from speccompile.build.manifest import FORMAT_VERSION, Manifest
 from speccompile.build.plugin import build_cpu_plugin
-from speccompile.build.programs import ProgramLimits, export_programs
+from speccompile.build.programs import export_programs
 from speccompile.build.progress import Progress, peak_memory
 from speccompile.checkpoint.head_layout import head_shapes
 from speccompile.checkpoint.heads import Head, HeadOverrides, open_head
@@ -34,7 +34,7 @@ from speccompile.checkpoint.pair import check_pair
 from speccompile.checkpoint.target import Target, open_target
 from speccompile.contract import contract_to_json
 from speccompile.errors import BuildError
-from speccompile.files import FileDigest, digest_files, list_files
+from speccompile.files import FileDigest, digest_files, list_files, size_text
 from speccompile.model.load import draft_token_ids, load_head, load_llama
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.params import SamplingParams
@@ -54,6 +54,13 @@ class BuildReport:
     size: int
     peak_memory: int
     times: dict[str, float]
+
+    def summary(self) -> str:
+        """One line for people."""
+        return (
+            f"engine {self.output}: {size_text(self.size)}, {self.times['total']:.0f} s, "
+            f"peak memory {size_text(self.peak_memory)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,17 +198,9 @@ def _compile_programs(folder: Path, inputs: _Inputs, progress: Progress) -> None
     if inputs.head:
         head = load_head(inputs.head.config, inputs.head.tensor, target, config.torch_dtype)
         token_ids = draft_token_ids(inputs.head.config, inputs.head.tensor)
-    limits = ProgramLimits(
-        max_batch_size=config.max_batch_size,
-        max_seq_len=config.max_seq_len,
-        max_rows=config.max_rows,
-        max_path=config.max_tree_depth + 1,
-        draft_topk=config.draft_topk,
-        block_size=config.block_size,
-    )
-    for name, program in progress.bar(export_programs(target, head, token_ids, limits), "program"):
+    for name, program in progress.bar(export_programs(target, head, token_ids, config.limits), "program"):
         with progress.stage(name, f"  {name}"):
-            lowering.compile(program, folder / f"{name}.pt2")
+            lowering.compile(program, folder / name)
 
 
 def _smoke(folder: Path, inputs: _Inputs) -> None:

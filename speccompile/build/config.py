@@ -22,6 +22,7 @@ from speccompile.build import isa
 from speccompile.build.values import TreeSpec, auto_or, choice, count, layers, switch, text, tree_spec
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig
 from speccompile.errors import ConfigError
+from speccompile.limits import Limits
 from speccompile.tree.named import check_tree, resolve_tree
 from speccompile.tree.tree import Tree
 
@@ -160,6 +161,18 @@ class ResolvedConfig(BuildConfig):
     def torch_dtype(self) -> torch.dtype:
         """The engine's dtype."""
         return TORCH_DTYPES[self.dtype]
+
+    @property
+    def limits(self) -> Limits:
+        """The sizes the programs are compiled for."""
+        return Limits(
+            max_batch_size=self.max_batch_size,
+            max_seq_len=self.max_seq_len,
+            max_rows=self.max_rows,
+            max_tree_depth=self.max_tree_depth,
+            draft_topk=self.draft_topk,
+            block_size=self.block_size,
+        )
 
 
 def _or(value: Any, automatic: Any) -> Any:

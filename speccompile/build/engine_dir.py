@@ -42,8 +42,8 @@ class EngineDir:
     manifest: Manifest
 
     def program(self, name: str) -> Path:
-        """File of a compiled program, as its lowering wrote it."""
-        return self.path / PROGRAMS / f"{name}.pt2"
+        """Stem of a compiled program's files; its lowering knows the suffixes."""
+        return self.path / PROGRAMS / name
 
     @property
     def lib(self) -> Path:

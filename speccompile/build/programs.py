@@ -8,7 +8,6 @@ chunks, plain steps and trees, because the number of rows is dynamic.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,40 +16,19 @@ from torch.export import Dim, ExportedProgram, export
 
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig
 from speccompile.contract import PROGRAMS, ProgramSpec, TensorSpec
+from speccompile.limits import Limits, kv_block_shapes
 from speccompile.model.eagle import EagleHead
 from speccompile.model.llama import Llama
 from speccompile.model.programs import Accept, DraftExtend, DraftStep, TargetStep
-
-MIN_TARGET_ROWS = 2
-"""A one-row product takes another kernel (matrix-vector) whose sums differ in the last bits; with two
-rows or more, a row's result was bitwise independent of the number of rows.  The runtime pads."""
 
 _DTYPES = {"i64": torch.int64, "i32": torch.int32, "f32": torch.float32}
 _EXAMPLE = {"T": 6, "R": 3, "N": 5, "S": 7, "M": 4, "W": 2, "blocks": 16}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProgramLimits:
-    """Sizes that the programs are compiled for; recorded in the manifest.
-
-    ``max_rows`` rows per call, all requests together, ``max_path`` tree depth + 1, ``block_size`` KV
-    slots per block, ``draft_topk`` candidates per node (K), ``max_seq_len`` positions of one request.
-    """
-
-    max_batch_size: int
-    max_seq_len: int
-    max_rows: int
-    max_path: int
-    draft_topk: int
-    block_size: int
-
-
 class _Signature:
     """Example inputs and dynamic shapes of one program, derived from its contract entry."""
 
-    def __init__(
-        self, sizes: dict[str, int], dtype: torch.dtype, limits: ProgramLimits, min_rows: int = 1
-    ) -> None:
+    def __init__(self, sizes: dict[str, int], dtype: torch.dtype, limits: Limits, min_rows: int = 1) -> None:
         self.sizes, self.dtype = sizes, dtype
         rows = limits.max_rows
         bounds = {"T": rows, "N": rows, "S": rows, "R": limits.max_batch_size}
@@ -84,12 +62,6 @@ class _Signature:
         return tensors, [{0: self.dims["blocks"]} for _ in range(layers)]
 
 
-def kv_shapes(config: LlamaConfig | HeadConfig, block_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Per-block shapes of one layer's K [heads, head_dim, block] and V [heads, block, head_dim]."""
-    heads, dim = config.num_key_value_heads, config.head_dim
-    return (heads, dim, block_size), (heads, block_size, dim)
-
-
 def _export(
     module: nn.Module, spec: ProgramSpec, sign: _Signature, owner: Any, block: int
 ) -> ExportedProgram:
@@ -97,7 +69,7 @@ def _export(
     shapes: list[Any] = []
     for item in spec.inputs:
         if item.dtype == "kv":
-            for shape in kv_shapes(owner, block):
+            for shape in kv_block_shapes(owner, block):
                 example, dynamic = sign.cache((owner.num_hidden_layers, *shape))
                 args.append(example)
                 shapes.append(dynamic)
@@ -110,7 +82,7 @@ def _export(
 
 
 def export_programs(
-    target: Llama, head: EagleHead | None, token_ids: Tensor | None, limits: ProgramLimits
+    target: Llama, head: EagleHead | None, token_ids: Tensor | None, limits: Limits
 ) -> Iterator[tuple[str, ExportedProgram]]:
     """Yield ``(name, program)`` one at a time; without a head only ``target_step`` and ``accept``."""
     config = target.config
@@ -127,5 +99,5 @@ def export_programs(
         modules["draft_extend"] = (DraftExtend(head, token_ids, limits.draft_topk), head.config)
         modules["draft_step"] = (DraftStep(head, token_ids, limits.draft_topk), head.config)
     for name, (module, owner) in modules.items():
-        sign = _Signature(sizes, dtype, limits, MIN_TARGET_ROWS if name == "target_step" else 1)
+        sign = _Signature(sizes, dtype, limits, limits.min_target_rows if name == "target_step" else 1)
         yield name, _export(module.eval(), PROGRAMS[name], sign, owner, limits.block_size)

@@ -15,8 +15,9 @@ from speccompile.bench.race import Score, race
 from speccompile.build.engine_dir import EngineDir, load_engine_dir
 from speccompile.checkpoint.tokenizer import Tokenizer
 from speccompile.cli.prompts import Prompt, read_prompts
-from speccompile.cli.show import echo_json, size_text, table
+from speccompile.cli.show import echo_json, table
 from speccompile.errors import ConfigError
+from speccompile.files import size_text
 
 _BASELINES = ("ar", "transformers")
 
@@ -112,7 +113,7 @@ def _first_turns(rows: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[int]
     return found
 
 
-def _partner(score: Score, scores: list[Score], **wanted: str) -> Score | None:
+def _partner(score: Score, scores: list[Score], **wanted: Any) -> Score | None:
     """The other score of the same dtype whose contender has the ``wanted`` fields."""
     for other in scores:
         same = other.contender.dtype == score.contender.dtype

@@ -16,11 +16,11 @@ from speccompile.build.engine_dir import EngineDir, load_engine_dir
 from speccompile.build.lowering import get_lowering
 from speccompile.build.manifest import Manifest
 from speccompile.build.plugin import PLUGIN_NAME, load_plugin
-from speccompile.build.programs import MIN_TARGET_ROWS, kv_shapes
 from speccompile.checkpoint.tokenizer import Tokenizer
 from speccompile.errors import RequestError
+from speccompile.limits import kv_block_shapes
 from speccompile.runtime.params import SamplingParams
-from speccompile.runtime.programs import KvCache, Limits, ProgramSet, allocate_layers
+from speccompile.runtime.programs import KvCache, ProgramSet, allocate_layers
 from speccompile.runtime.request import Request
 from speccompile.runtime.session import Session
 from speccompile.runtime.stats import Completion
@@ -171,17 +171,8 @@ def _load_programs(engine: EngineDir) -> ProgramSet:
     config = engine.manifest.config
     load_plugin(engine.lib / PLUGIN_NAME)
     load, has_head = get_lowering(config.backend).load, engine.manifest.head is not None
-    limits = Limits(
-        max_batch_size=config.max_batch_size,
-        max_seq_len=config.max_seq_len,
-        max_rows=config.max_rows,
-        max_tree_depth=config.max_tree_depth,
-        draft_topk=config.draft_topk,
-        block_size=config.block_size,
-        min_target_rows=MIN_TARGET_ROWS,
-    )
     return ProgramSet(
-        limits=limits,
+        limits=config.limits,
         target_step=load(engine.program("target_step")),
         accept=load(engine.program("accept")),
         draft_extend=load(engine.program("draft_extend")) if has_head else None,
@@ -193,7 +184,7 @@ def _allocate_kv(manifest: Manifest, num_blocks: int) -> KvCache:
     caches: dict[str, list[torch.Tensor]] = {}
     for name, model in (("target", manifest.target), ("draft", manifest.head)):
         if model is not None:
-            shapes = kv_shapes(model, manifest.config.block_size)
+            shapes = kv_block_shapes(model, manifest.config.block_size)
             caches[f"{name}_keys"], caches[f"{name}_values"] = allocate_layers(
                 model.num_hidden_layers, num_blocks, shapes, manifest.config.torch_dtype
             )

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from speccompile.limits import Limits
 from speccompile.runtime.kv_blocks import NULL_BLOCK
 from speccompile.runtime.params import SamplingParams
-from speccompile.runtime.programs import KvCache, Limits, ProgramSet
+from speccompile.runtime.programs import KvCache, ProgramSet
 from speccompile.runtime.session import Session
 from speccompile.tree.named import OFF
 from speccompile.tree.tree import Tree

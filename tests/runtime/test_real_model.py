@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from speccompile.build.programs import MIN_TARGET_ROWS, kv_shapes
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig, RopeConfig
+from speccompile.limits import Limits, kv_block_shapes
 from speccompile.model.eagle import EagleHead
 from speccompile.model.llama import Llama
 from speccompile.model.programs import Accept, DraftExtend, DraftStep, TargetStep
 from speccompile.ops.drawing import draw_tokens
 from speccompile.runtime.params import SamplingParams
-from speccompile.runtime.programs import KvCache, Limits, ProgramSet, allocate_layers
+from speccompile.runtime.programs import KvCache, ProgramSet, allocate_layers
 from speccompile.runtime.session import Session
 from speccompile.tree.named import OFF, chain, named_tree
 from speccompile.tree.tree import Tree
@@ -62,7 +62,6 @@ LIMITS = Limits(
     max_tree_depth=5,
     draft_topk=4,
     block_size=8,
-    min_target_rows=MIN_TARGET_ROWS,
 )
 MC = named_tree("mc_sim_7b_63")
 
@@ -105,9 +104,11 @@ class Tiny:
 
     def new_kv(self) -> KvCache:
         blocks, size = LIMITS.default_num_blocks, LIMITS.block_size
-        target = allocate_layers(TARGET.num_hidden_layers, blocks, kv_shapes(TARGET, size), torch.float32)
+        target = allocate_layers(
+            TARGET.num_hidden_layers, blocks, kv_block_shapes(TARGET, size), torch.float32
+        )
         head = self.head_config
-        draft = allocate_layers(head.num_hidden_layers, blocks, kv_shapes(head, size), torch.float32)
+        draft = allocate_layers(head.num_hidden_layers, blocks, kv_block_shapes(head, size), torch.float32)
         return KvCache(
             num_blocks=blocks,
             target_keys=target[0],

@@ -22,10 +22,10 @@ Program = Callable[..., Any]
 class Lowering(Protocol):
     """What every backend implements."""
 
-    def compile(self, program: ExportedProgram, path: Path) -> None:
-        """Compile one program into the file ``path`` (``*.pt2``); raises BuildError."""
+    def compile(self, program: ExportedProgram, stem: Path) -> None:
+        """Compile one program into one or more files ``stem.*``; raises BuildError."""
 
-    def load(self, path: Path) -> Program:
+    def load(self, stem: Path) -> Program:
         """Load what :meth:`compile` wrote; raises EngineError."""
 
 

@@ -17,10 +17,11 @@ from speccompile.errors import EngineError
 class Reference:
     """Saves and reloads the exported graph with its weights."""
 
-    def compile(self, program: ExportedProgram, path: Path) -> None:
-        torch.export.save(program, str(path))
+    def compile(self, program: ExportedProgram, stem: Path) -> None:
+        torch.export.save(program, str(stem.with_suffix(".pt2")))
 
-    def load(self, path: Path) -> Program:
+    def load(self, stem: Path) -> Program:
+        path = stem.with_suffix(".pt2")
         try:
             module = torch.export.load(str(path)).module(check_guards=False)
         except (RuntimeError, ValueError, KeyError) as error:
