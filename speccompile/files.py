@@ -1,4 +1,4 @@
-"""Files on disk: digests of files and folders, and where the package keeps its own data.
+"""Files on disk: digests and sizes of files, and where the package keeps its own data.
 
 ``plugins/`` and ``build_configs/`` sit at the top of the repository; a wheel carries them inside the
 package.  :func:`package_data` finds them in both cases.
@@ -14,6 +14,7 @@ from pathlib import Path
 from speccompile.errors import SpeccompileError
 
 _CHUNK = 1 << 20
+_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,14 @@ def digest_files(paths: Iterable[Path], base: Path, prefix: str = "") -> tuple[F
         FileDigest(prefix + path.relative_to(base).as_posix(), path.stat().st_size, sha256(path))
         for path in paths
     )
+
+
+def size_text(size: float) -> str:
+    """Bytes with a binary unit, such as ``1.5 MiB``."""
+    exponent = 0
+    while size >= 1024 and exponent < len(_UNITS) - 1:
+        size, exponent = size / 1024, exponent + 1
+    return f"{size:.1f} {_UNITS[exponent]}" if exponent and size < 10 else f"{size:.0f} {_UNITS[exponent]}"
 
 
 def package_data(name: str) -> Path:

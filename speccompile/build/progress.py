@@ -25,10 +25,14 @@ class Progress:
         self._start = time.perf_counter()
         self.times: dict[str, float] = {}
 
+    def note(self, text: str) -> None:
+        """Show one line."""
+        self._echo(f"[{self.total:6.1f} s] {text}")
+
     @contextlib.contextmanager
     def stage(self, name: str, text: str) -> Iterator[None]:
         """Run one stage; ``name`` is its key in ``times``."""
-        self._echo(f"[{self.total:6.1f} s] {text}")
+        self.note(text)
         start = time.perf_counter()
         yield
         self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start

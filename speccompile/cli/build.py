@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from speccompile.build.builder import BuildReport, build
+from speccompile.build.builder import build
 from speccompile.build.config import BuildConfig, make_config
 from speccompile.build.progress import Progress
-from speccompile.cli.show import echo_json, echo_status, size_text
+from speccompile.cli.show import echo_json, echo_status
 
 
 def _config_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,11 +44,4 @@ def command(recipe: Path | None, as_json: bool, **flags: Any) -> None:
     if as_json:
         echo_json(dataclasses.asdict(report))
     else:
-        click.echo(_summary(report))
-
-
-def _summary(report: BuildReport) -> str:
-    return (
-        f"engine {report.output}: {size_text(report.size)}, "
-        f"{report.times['total']:.1f} s, peak memory {size_text(report.peak_memory)}"
-    )
+        click.echo(report.summary())

@@ -25,9 +25,9 @@ from speccompile.cli.show import echo_json, echo_status, table
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(output: Path, as_json: bool) -> None:
     """Build the SmolLM2 demo engine and generate without and with speculation."""
-    engine = demo.prepare(output, Progress(echo_status))
-    echo_status("generate without and with speculation, in turn")
-    result = demo.run(engine)
+    progress = Progress(echo_status)
+    engine = demo.prepare(output, progress)
+    result = demo.run(engine, progress)
     if as_json:
         echo_json(_as_json(engine, result))
     else:

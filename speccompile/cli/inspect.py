@@ -10,7 +10,8 @@ import click
 from speccompile.build.engine_dir import EngineDir, load_engine_dir
 from speccompile.build.manifest import Manifest
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig
-from speccompile.cli.show import echo_json, size_text, table
+from speccompile.cli.show import echo_json, table
+from speccompile.files import size_text
 from speccompile.tree.draw import draw
 
 

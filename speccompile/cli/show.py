@@ -1,4 +1,4 @@
-"""Small output helpers shared by the commands: JSON lines, status lines, aligned tables, units."""
+"""Small output helpers shared by the commands: JSON lines, status lines, aligned tables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-
-_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def echo_json(value: Any) -> None:
@@ -19,14 +17,6 @@ def echo_json(value: Any) -> None:
 def echo_status(line: str) -> None:
     """A line about progress, on standard error so that output can be piped."""
     click.echo(line, err=True)
-
-
-def size_text(size: float) -> str:
-    """Bytes with a binary unit, such as ``1.5 MiB``."""
-    exponent = 0
-    while size >= 1024 and exponent < len(_UNITS) - 1:
-        size, exponent = size / 1024, exponent + 1
-    return f"{size:.1f} {_UNITS[exponent]}" if exponent and size < 10 else f"{size:.0f} {_UNITS[exponent]}"
 
 
 def table(rows: Sequence[Sequence[Any]]) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,7 +34,12 @@ def folder(tiny_engine, tmp_path, monkeypatch):
 def builds(monkeypatch):
     """Records builds instead of running them."""
     made = []
-    monkeypatch.setattr(demo, "build", lambda config, _progress: made.append(config.output))
+
+    def build(config, _progress):
+        made.append(config.output)
+        return SimpleNamespace(summary=lambda: "built")
+
+    monkeypatch.setattr(demo, "build", build)
     return made
 
 
@@ -108,8 +114,8 @@ def test_card_and_exit_code_when_ids_differ(folder, invoke, monkeypatch):
     assert "ids equal: yes" in good.stdout and "> one" in good.stdout
     real = demo.run
 
-    def differing(engine):
-        result = real(engine)
+    def differing(engine, progress):
+        result = real(engine, progress)
         first = result.answers[0]
         other = dataclasses.replace(first.speculative, token_ids=[1])
         return demo.DemoResult(answers=(dataclasses.replace(first, speculative=other),))
