@@ -1,0 +1,81 @@
+"""rollout, train and eval-draft from the command line, on a tiny tied single-file target (probe R11)."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from speccompile.checkpoint.heads import open_head
+from speccompile.checkpoint.target import open_target
+from speccompile.cli.main import cli
+from speccompile.errors import ConfigError
+from tests.checkpoint.builders import write_llama, write_tokenizer
+
+TRAIN = "--steps 4 --draft-vocab-size 64 --batch-tokens 128 --dtype fp32 --held-out-percent 30 --lr 1e-3"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_llama(tmp_path / "target", bos_token_id=0, eos_token_id=1, tie_word_embeddings=True)
+    write_tokenizer(tmp_path / "target")
+    assert [p.name for p in (tmp_path / "target").glob("*.safetensors")] == ["model.safetensors"]
+    prompts = [json.dumps({"prompt": f"the quick brown fox number {i}"}) for i in range(12)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(prompts))
+    return tmp_path
+
+
+def call(folder, line):
+    words = [word.replace("@", f"{folder}/") for word in line.split()]
+    result = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def rollouts(folder):
+    sizes = "--batch-size 24 --max-answer 12 --max-length 60 --dtype fp32 --own-prompts 0 --temperatures 0"
+    line = f"rollout --model @target --prompts @prompts.jsonl --output @cache {sizes}"
+    return call(folder, f"{line} --answer-tokens 200 --json")
+
+
+def test_rollout_train_and_measure(folder):
+    summary = json.loads(rollouts(folder).stdout)
+    assert summary["answer_tokens"] >= 200
+    run = call(folder, f"train --model @target --data @cache --output @head {TRAIN} --json")
+    records = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [r["step"] for r in records if r["kind"] == "step"] == [1, 2, 3, 4]
+    assert records[-1]["kind"] == "eval"
+    head = open_head(folder / "head", open_target(folder / "target").config)
+    assert head.config.draft_vocab_size == 64
+    result = call(
+        folder, "eval-draft --model @target --draft @head --data @cache --dtype fp32 --depth 2 --json"
+    )
+    measured = json.loads(result.stdout)
+    assert measured["positions"] > 0
+    assert measured["chain_length"] == pytest.approx(1 + sum(measured["chain"]))
+    assert 1 <= measured["chain_length"] <= measured["tree_length"] <= 3
+
+
+def test_a_finished_run_is_not_overwritten_but_resumes(folder):
+    rollouts(folder)
+    line = f"train --model @target --data @cache --output @head {TRAIN} --json"
+    call(folder, line)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        call(folder, line)
+    assert call(folder, f"{line} --resume").stdout == "", "nothing is left to do"
+    with pytest.raises(ConfigError, match="no run to resume"):
+        call(folder, line.replace("@head", "@other") + " --resume")
+
+
+def test_training_on_prompts_rolls_them_out_first(folder):
+    call(
+        folder,
+        f"train --model @target --data @prompts.jsonl --output @head {TRAIN} --answer-tokens 100 --json",
+    )
+    assert list((folder / "head" / "rollouts").glob("*.safetensors"))
+    assert (folder / "head" / "model.safetensors").is_file()
+
+
+def test_rolling_out_twice_with_one_seed_is_refused(folder):
+    rollouts(folder)
+    with pytest.raises(ConfigError, match="already holds shards s0"):
+        rollouts(folder)
