@@ -52,9 +52,10 @@ class Limits:
         return 1 + self.max_batch_size * self.blocks_per_request
 
 
-def kv_block_shapes(
-    config: LlamaConfig | HeadConfig, block_size: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+BlockShapes = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def kv_block_shapes(config: LlamaConfig | HeadConfig, block_size: int) -> BlockShapes:
     """One block of one layer: K [heads, head_dim, block] (transposed) and V [heads, block, head_dim]."""
     heads, dim = config.num_key_value_heads, config.head_dim
     return (heads, dim, block_size), (heads, block_size, dim)
