@@ -10,6 +10,7 @@ from speccompile.build import isa
 from speccompile.build.config import BuildConfig, config_from_manifest, make_config
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig, RopeConfig
 from speccompile.errors import ConfigError
+from speccompile.files import package_data
 
 BASE = {"model": "target", "output": "engine"}
 
@@ -162,3 +163,10 @@ def test_manifest_round_trip():
     assert config_from_manifest(data) == resolved
     with pytest.raises(TypeError, match="max_rows"):
         config_from_manifest({k: v for k, v in data.items() if k != "max_rows"})
+
+
+def test_recipes_hold_real_keys():
+    recipes = sorted(package_data("build_configs").glob("*.yaml"))
+    assert recipes
+    for path in recipes:
+        make_config(recipe=path, flags={**BASE, "draft": "d"}).draft_tree()
