@@ -60,7 +60,8 @@ def command(
         return
     rows = [["depth", "chain", f"tree of {branch} per node"]]
     rows += [
-        [d, f"{c:.3f}", f"{t:.3f}"] for d, (c, t) in enumerate(zip(result.chain, result.tree, strict=True), 1)
+        [str(d), f"{c:.3f}", f"{t:.3f}"]
+        for d, (c, t) in enumerate(zip(result.chain, result.tree, strict=True), 1)
     ]
     rows.append(["length", f"{result.chain_length:.2f}", f"{result.tree_length:.2f}"])
     click.echo(table(rows))

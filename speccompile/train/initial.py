@@ -19,6 +19,7 @@ from speccompile.model.llama import Llama
 from speccompile.model.rotary import inverse_frequencies
 
 _RIDGE = 1e-4
+_SMALLEST_GAIN = 0.05
 
 
 def head_config(target: Llama, layers: int, draft_vocab_size: int) -> HeadConfig:
@@ -65,20 +66,28 @@ def initial_head(config: HeadConfig, target: Llama, token_ids: Tensor, fc: Tenso
     """A trainable float32 head; the target's embedding and its ``lm_head`` rows ``token_ids`` are frozen."""
     head = EagleHead(config)
     head.rotary.inv_freq = inverse_frequencies(config.rope, config.head_dim)[0]
-    sources = target.layers[len(target.layers) - config.num_hidden_layers :]
-    final = target.norm.weight.float()
+    first = len(target.layers) - config.num_hidden_layers
     with torch.no_grad():
-        for layer, source in zip(head.layers, sources, strict=True):
-            state = {k: v.float() for k, v in source.state_dict().items() if k in layer.state_dict()}
-            layer.load_state_dict(state)
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-            layer.post_attention_layernorm.weight.div_(final / final.square().mean().sqrt())
-            if layer is head.layers[0]:
-                layer.self_attn.qkv_proj.weight.mul_(source.input_layernorm.weight.float() / final)
-            else:
-                layer.input_layernorm.weight.div_(final / final.square().mean().sqrt())
-        head.fc.weight.copy_(fc)
+        for i, layer in enumerate(head.layers):
+            _copy_layer(dict(layer.named_parameters()), target, first + i)
+        head.get_parameter("fc.weight").copy_(fc)
     head.embed_tokens.weight = nn.Parameter(target.embed_tokens.weight.detach(), requires_grad=False)
     head.lm_head.weight = nn.Parameter(target.lm_head.weight.detach()[token_ids], requires_grad=False)
     return head
+
+
+def _copy_layer(layer: dict[str, Tensor], target: Llama, index: int) -> None:
+    """Fills ``layer`` from a target layer, adapted to inputs that carry the target's final norm's gain."""
+    gain = target.norm.weight.float()
+    rms = gain.square().mean().sqrt()
+    gain = torch.where(gain < 0, -1.0, 1.0) * gain.abs().clamp(min=_SMALLEST_GAIN * rms)
+    for name, value in target.layers[index].named_parameters():
+        source = value.float()
+        if name.startswith(("self_attn.o_proj.", "mlp.down_proj.")):
+            source = torch.zeros_like(source)
+        elif name.endswith("layernorm.weight"):
+            source = source / gain * rms
+        elif name == "self_attn.qkv_proj.weight" and "input_layernorm.weight" not in layer:
+            source = source * target.layers[index].get_parameter("input_layernorm.weight").float() / gain
+        if name in layer:
+            layer[name].copy_(source)

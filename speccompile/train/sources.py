@@ -97,7 +97,7 @@ def write_rollouts(
     answer_tokens: int,
     prefix: str,
     say: Callable[[str], None],
-    tick: Callable[[int], None],
+    tick: Callable[[int], object],
 ) -> RolloutSummary:
     """Fills the cache ``output`` until ``answer_tokens`` are there (``given``: or the data end).
 
@@ -108,7 +108,7 @@ def write_rollouts(
         say(f"{data}: {line}")
     writer = ShardWriter(output, prefix, {"format": "speccompile-rollouts-1", "seed": str(config.seed)})
     if answers == "given":
-        _write_given(target, tokenizer, rows, config, writer, answer_tokens, tick)
+        _write_given(target, tokenizer, rows, config, writer, answer_tokens, say, tick)
     else:
         framed = config.own_prompts or config.second_turns or any(row.follow_ups for row in rows)
         frame = ChatFrame.of(tokenizer) if framed else None
@@ -135,7 +135,8 @@ def _write_given(
     config: RolloutConfig,
     writer: ShardWriter,
     answer_tokens: int,
-    tick: Callable[[int], None],
+    say: Callable[[str], None],
+    tick: Callable[[int], object],
 ) -> None:
     frame = ChatFrame.of(tokenizer)
     texts = []
@@ -146,9 +147,10 @@ def _write_given(
             ids = tokenizer.encode_chat(list(row.messages), add_generation_prompt=False)
         mask = frame.answer_mask(torch.tensor(ids))
         texts.append((torch.tensor(ids), mask))
-    if not any(mask.any() for _, mask in texts):
-        return
-    for rollout in given_texts(target, [t for t in texts if t[1].any()], config):
+    answered = [(ids, mask) for ids, mask in texts if mask.any()]
+    if empty := len(texts) - len(answered):
+        say(f"0 supervised tokens in {empty} of {len(texts)} rows: no answer after a generation prompt")
+    for rollout in given_texts(target, answered, config):
         writer.add(rollout)
         tick(int(rollout.answer.sum()))
         if writer.answer_tokens >= answer_tokens:

@@ -87,7 +87,7 @@ class Trainer:
     def _new_head(self, target: Llama, init: EagleHead | None) -> EagleHead:
         config = head_config(target, self.config.layers, len(self.token_ids))
         if init is not None:
-            fc = init.fc.weight.detach().float()
+            fc = init.get_parameter("fc.weight").detach()
         else:
             refs = self._training_refs()
             sample = refs[:: max(1, len(refs) // _FIT_SEQUENCES)]
