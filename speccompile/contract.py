@@ -16,7 +16,7 @@ CONTRACT_VERSION = 1
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output.  ``dtype`` is ``i64``, ``i32``, ``f32``, ``model`` (the engine's dtype) or ``kv``."""
+    """One in- or output.  ``dtype``: ``i64``, ``i32``, ``f32``, ``model`` (that of the engine) or ``kv``."""
 
     name: str
     dtype: str
