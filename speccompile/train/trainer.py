@@ -237,6 +237,8 @@ def check_cache(cache: RolloutCache, target: Llama, supervise: Callable[[Tensor,
     model, or of shifted positions, do not.
     """
     c = target.config
+    if all(r.held_out for r in cache.refs):
+        raise CacheError(f"{cache.folder}: all sequences are held out; roll out more or lower held_out_percent")
     width = cache.hidden_size
     if width != c.hidden_size:
         raise CacheError(f"{cache.folder}: wrong target: features are {width} wide, its are {c.hidden_size}")

@@ -131,6 +131,11 @@ def test_an_empty_mask_stops_before_the_first_step(tmp_path):
         make(tmp_path)
 
 
+def test_a_cache_that_is_all_held_out_is_refused(tmp_path):
+    with pytest.raises(CacheError, match="all sequences are held out"):
+        make(tmp_path, held_out_percent=99)
+
+
 def test_features_of_another_target_are_refused(tmp_path):
     tiny_cache(tmp_path / "cache", tiny_target())
     with pytest.raises(CacheError, match="wrong target: its lm_head predicts"):
