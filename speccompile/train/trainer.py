@@ -38,12 +38,16 @@ Log = Callable[[dict[str, Any]], None]
 
 @dataclass
 class Progress:
-    """Where a run stands; saved with its state."""
+    """Where a run stands; saved with its state.
+
+    ``eval_shards`` are the shards of the first epoch: their held-out sequences measure the whole run.
+    """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
     shards: list[str] = field(default_factory=list)
+    eval_shards: list[str] = field(default_factory=list)
     best: float = 0.0
 
 
@@ -124,6 +128,7 @@ class Trainer:
         """Batches left in the current epoch; a new epoch starts by listing the shards again."""
         p, c = self.progress, self.config
         p.shards = self.cache.refresh(p.shards if p.batch else None)
+        p.eval_shards = p.eval_shards or p.shards
         plan = plan_epoch(self._training_refs(), c.batch_tokens, c.max_length, c.seed * 100003 + p.epoch)
         for index in range(p.batch, len(plan)):
             p.batch = index + 1
@@ -166,7 +171,9 @@ class Trainer:
 
     def evaluate(self) -> Acceptance | None:
         """Acceptance on the held-out sequences that the target decoded greedily."""
-        refs = [r for r in self.cache.refs if r.held_out][: self.config.eval_sequences * 2]
+        measured = set(self.progress.eval_shards)
+        refs = [r for r in self.cache.refs if r.held_out and r.shard.name in measured]
+        refs = refs[:: max(1, len(refs) // self.config.eval_sequences)]
         plan = plan_epoch(refs, self.config.batch_tokens, self.config.max_length, 0) if refs else []
         greedy = (greedy_rows(self._load(b), self.full_lm_head) for b in plan)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.config.dtype == "bf16"):
@@ -238,7 +245,7 @@ def check_cache(cache: RolloutCache, target: Llama, supervise: Callable[[Tensor,
     """
     c = target.config
     if all(r.held_out for r in cache.refs):
-        raise CacheError(f"{cache.folder}: all sequences are held out; roll out more or lower held_out_percent")
+        raise CacheError(f"{cache.folder}: all sequences are held out; make more, or lower held_out_percent")
     width = cache.hidden_size
     if width != c.hidden_size:
         raise CacheError(f"{cache.folder}: wrong target: features are {width} wide, its are {c.hidden_size}")
