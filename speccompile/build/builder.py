@@ -110,9 +110,9 @@ def _read(config: BuildConfig, progress: Progress) -> _Inputs:
         resolved = config.resolve(target.config, head.config if head else None)
         tokenizer = target.tokenizer
     with progress.stage("check", "check weights"):
-        target.check_values()
+        target.check_values(resolved.torch_dtype)
         if head:
-            head.check_values()
+            head.check_values(resolved.torch_dtype)
     with progress.stage("digest", "digest source files"):
         sources = source_digests(target, head, progress)
     del tokenizer  # only read here so that a missing one is found before compilation

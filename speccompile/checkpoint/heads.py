@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig
@@ -48,11 +49,13 @@ class Head:
             return self.d2t
         return self.source.get(self.stored[name])
 
-    def check_values(self) -> None:
-        """Reads every weight once and raises :class:`CheckpointError` for the first with NaN or infinity."""
+    def check_values(self, dtype: torch.dtype | None = None) -> None:
+        """Reads every weight once and raises :class:`CheckpointError` for the first with NaN or infinity,
+        or with a value that ``dtype`` cannot hold.
+        """
         for name in self.names():
             if name != "d2t":
-                check_finite(self.source, self.stored[name])
+                check_finite(self.source, self.stored[name], dtype)
 
     def digest_files(self) -> list[Path]:
         """Every file that the engine depends on."""

@@ -63,10 +63,12 @@ class Target:
         """Every file that the engine depends on."""
         return [*self.other_files, *self.source.files()]
 
-    def check_values(self) -> None:
-        """Reads every weight once and raises :class:`CheckpointError` for the first with NaN or infinity."""
+    def check_values(self, dtype: torch.dtype | None = None) -> None:
+        """Reads every weight once and raises :class:`CheckpointError` for the first with NaN or infinity,
+        or with a value that ``dtype`` cannot hold.
+        """
         for name in self.expected_shapes:
-            check_finite(self.source, name)
+            check_finite(self.source, name, dtype)
 
 
 def open_target(path: Path) -> Target:
@@ -196,13 +198,22 @@ def check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> Non
         )
 
 
-def check_finite(source: TensorSource, name: str) -> None:
-    """Raises :class:`CheckpointError` when the tensor holds NaN or infinity."""
+def check_finite(source: TensorSource, name: str, dtype: torch.dtype | None = None) -> None:
+    """Raises :class:`CheckpointError` when the tensor holds NaN or infinity, or would in ``dtype``."""
     flat = source.get(name).reshape(-1)
-    # In chunks, because isfinite allocates temporaries and an embedding can have 10^9 elements.
-    bad = sum(int((~chunk.isfinite()).sum()) for chunk in flat.split(_CHUNK_ELEMENTS))
-    if bad:
+    where = f"{_file_of(source, name)}: tensor {name!r} has"
+    if bad := _count_not_finite(flat, flat.dtype):
         raise CheckpointError(
-            f"{_file_of(source, name)}: tensor {name!r} has {bad} NaN or infinite "
-            f"values of {flat.numel()}; the checkpoint is damaged"
+            f"{where} {bad} NaN or infinite values of {flat.numel()}; the checkpoint is damaged"
         )
+    limit = torch.finfo(flat.dtype).max
+    if dtype and torch.finfo(dtype).max < limit and (bad := _count_not_finite(flat, dtype)):
+        raise CheckpointError(
+            f"{where} {bad} value{'s' if bad != 1 else ''} of {flat.numel()} beyond the range of "
+            f"{str(dtype).removeprefix('torch.')}; choose bf16 or fp32 with --dtype"
+        )
+
+
+def _count_not_finite(flat: torch.Tensor, dtype: torch.dtype) -> int:
+    # In chunks, because isfinite allocates temporaries and an embedding can have 10^9 elements.
+    return sum(int((~chunk.to(dtype).isfinite()).sum()) for chunk in flat.split(_CHUNK_ELEMENTS))
