@@ -70,13 +70,16 @@ class Trainer:
         )  # fmt: skip
         self.full_lm_head = target.lm_head
         self.eos_ids = torch.tensor(target.config.eos_token_ids, dtype=torch.int64)
-        check_cache(cache, target, self._supervise)
+        check_cache(cache, target, self._answers)
         torch.manual_seed(config.seed)
         always = (*target.config.eos_token_ids, *special_ids)
         self.token_ids = choose_draft_vocabulary(self._counts(), config.draft_vocab_size, always)
         self.head = self._new_head(target, init)
         self.optimizer = make_optimizer(self.head, config)
         self.progress = Progress()
+
+    def _answers(self, ids: Tensor, answer: Tensor) -> Tensor:
+        return supervision(ids, answer, self.eos_ids, False)
 
     def _supervise(self, ids: Tensor, answer: Tensor) -> Tensor:
         return supervision(ids, answer, self.eos_ids, self.config.supervise == "all")
@@ -105,8 +108,9 @@ class Trainer:
     def _training_refs(self) -> list[SequenceRef]:
         return [r for r in self.cache.refs if not r.held_out]
 
-    def _load(self, refs: list[SequenceRef]) -> Batch:
-        return load_batch(self.cache, refs, self.config.max_length, "hidden", self._supervise)
+    def _load(self, refs: list[SequenceRef], *, answers_only: bool = False) -> Batch:
+        supervise = self._answers if answers_only else self._supervise
+        return load_batch(self.cache, refs, self.config.max_length, "hidden", supervise)
 
     def train(self, checkpoint_seconds: float = 180.0) -> Acceptance | None:
         """Runs to ``config.steps``; returns the last held-out acceptance (None without held-out data)."""
@@ -175,7 +179,7 @@ class Trainer:
         refs = [r for r in self.cache.refs if r.held_out and r.shard.name in measured]
         refs = refs[:: max(1, len(refs) // self.config.eval_sequences)]
         plan = plan_epoch(refs, self.config.batch_tokens, self.config.max_length, 0) if refs else []
-        greedy = (greedy_rows(self._load(b), self.full_lm_head) for b in plan)
+        greedy = (greedy_rows(self._load(b, answers_only=True), self.full_lm_head) for b in plan)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.config.dtype == "bf16"):
             result = measure_acceptance(self.head, self.token_ids, (b for b in greedy if b is not None))
         return result if result.rounds else None
