@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch.export import ExportedProgram
 
@@ -41,6 +40,9 @@ class AotInductor:
     """Compiles with a C++ compiler, loads without one."""
 
     def compile(self, program: ExportedProgram, stem: Path) -> None:
+        # The compiler takes seconds to import; loading an engine does not need it.
+        import torch._inductor
+
         try:
             with tempfile.TemporaryDirectory() as folder, torch.no_grad():
                 package = Path(folder) / f"{stem.name}.pt2"
