@@ -21,11 +21,10 @@ P = SamplingParams(max_tokens=12, seed=1)
 class FakeTokenizer:
     """One letter per id; ``<`` opens a chat message; id 0 is BOS and special."""
 
-    eos_ids = ()
     special_ids = frozenset([0])
 
-    def __init__(self, adds_bos: bool) -> None:
-        self._bos = [0] if adds_bos else []
+    def __init__(self, adds_bos: bool, eos_ids: tuple[int, ...]) -> None:
+        self._bos, self.eos_ids = [0] if adds_bos else [], eos_ids
 
     def encode(self, text: str) -> list[int]:
         return [*self._bos, *(ord(c) - 97 for c in text)]
@@ -37,13 +36,15 @@ class FakeTokenizer:
         return fakes.token_bytes(token)
 
 
-def make_engine(adds_bos: bool = True, **programs) -> Engine:
-    """``programs`` replace programs of the table model."""
+def make_engine(
+    adds_bos: bool = True, *, config_eos=(), tokenizer_eos=(), tokenizer=None, **programs
+) -> Engine:
+    """``programs`` replace programs of the table model; end ids come from config and tokenizer."""
     fake = fakes.FakePrograms(fakes.limits(), fakes.noisy)
     return Engine(
         path=Path("engine"),
-        manifest=SimpleNamespace(target=SimpleNamespace(vocab_size=VOCAB, eos_token_ids=())),
-        tokenizer=FakeTokenizer(adds_bos),
+        manifest=SimpleNamespace(target=SimpleNamespace(vocab_size=VOCAB, eos_token_ids=config_eos)),
+        tokenizer=tokenizer or FakeTokenizer(adds_bos, tokenizer_eos),
         programs=replace(fake.program_set(), **programs),
         kv=fake.kv(),
         default_tree=named_tree("mc_sim_7b_63"),
