@@ -55,6 +55,18 @@ def test_nan_weights_are_named(pair, tmp_path, which):
     refuse(config_for(pair, tmp_path), tmp_path, CheckpointError, f"{file}.*{name}.*1 NaN")
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.usefixtures("no_compiler")
+def test_values_beyond_the_dtype_are_named(pair, tmp_path, which):
+    """Probe Q07: as float16 they would be infinite."""
+    file = pair[which] / "model.safetensors"
+    tensors = load_file(file)
+    name = sorted(tensors)[-1]
+    tensors[name].view(-1)[3] = 1e5
+    save_file(tensors, file, metadata={"format": "pt"})
+    refuse(config_for(pair, tmp_path, dtype="fp16"), tmp_path, CheckpointError, f"{name}.*range of float16")
+
+
 @pytest.mark.usefixtures("no_compiler")
 def test_head_of_another_target(pair, tmp_path):
     text = (pair[1] / "config.json").read_text()

@@ -76,6 +76,14 @@ def test_run_is_the_same_with_any_tree_or_none(tiny_engine, invoke, sampling):
     assert len({answer["text"] for answer in answers}) == 1
 
 
+def test_run_temperature_and_seed_reach_speculation(tiny_engine, invoke):
+    """Probe S13."""
+    base = ["run", tiny_engine.path, "-p", "the quick", "--max-tokens", 12, "--json"]
+    flags = ([], ["--temperature", 1, "--seed", 1], ["--temperature", 1, "--seed", 2])
+    texts = [json_lines(invoke(*base, *each))[0]["token_ids"] for each in flags]
+    assert texts[0] != texts[1] != texts[2] != texts[0]
+
+
 def test_run_prompts_file(tiny_engine, invoke, tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a"}\n{"id": "talk", "turns": ["one", "two"]}\n')

@@ -70,7 +70,7 @@ def test_every_round_drafts_from_true_features(head, chunk) -> None:
     """K01, K03: after accepted paths, and after chunks, as if the text had just been read in one piece."""
     graph = tiny(head, MC, prefill_chunk=chunk)
     prompt = [t % VOCAB for t in (3, 1, 4, 1, 5, 9, 2, 6, 5)]
-    rounds = check_every_round(graph, prompt, SamplingParams(max_tokens=40, seed=0))
+    rounds = check_every_round(graph, prompt, SamplingParams(max_tokens=30, seed=0))
     assert graph.session.stats.counts.acceptance_length > 1.2
     assert rounds >= (len(prompt) // chunk if chunk else 0) + 10
 
@@ -80,7 +80,7 @@ def test_chunks_leave_acceptance_as_it_is() -> None:
     counts = []
     for chunk in (None, 1):
         graph = tiny(EAGLE1, MC, prefill_chunk=chunk)
-        request = graph.session.submit([3, 1, 4, 1, 5, 9, 2, 6, 5], SamplingParams(max_tokens=40))
+        request = graph.session.submit([3, 1, 4, 1, 5, 9, 2, 6, 5], SamplingParams(max_tokens=20))
         while not request.done:
             graph.session.step()
         counts.append((request.counts.rounds, request.counts.acceptance_by_depth))

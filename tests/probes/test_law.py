@@ -21,7 +21,7 @@ from tests.runtime import fakes
 from tests.runtime.fakes import finish, logits_of, make_session, state_of
 
 V = 8
-SEEDS, POSITIONS = 1500, 12
+SEEDS, POSITIONS = 1000, 12
 PLACES = 60  # requests that run together
 TREE = tree_from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0]])
 

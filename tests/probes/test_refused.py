@@ -1,5 +1,7 @@
-"""What belongs to later issues is refused by name and never ignored: Llama 4 (T07), grammars (V13), logit bias
-(S05), tensor parallelism (B07, L07), quantisation (Q03, Q05), other servers (V15)."""
+"""What belongs to later issues is refused by name and never ignored.
+
+Llama 4 (T07), grammars (V13), logit bias (S05), tensor parallelism (B07), quantisation (Q03).
+"""
 
 from __future__ import annotations
 
