@@ -1,7 +1,7 @@
 """Names, files and inline lists that stand for a tree.
 
 ``off`` (plain decoding), ``chain-D`` (D drafts in a row), ``mc_sim_7b_63`` (the 25-draft tree of
-EAGLE-1's ``choices.py``) and ``default``; a JSON or YAML file holding a list of rank paths or the
+EAGLE-1's ``choices.py``), ``deep-15`` (15 drafts) and ``default``; a JSON or YAML file holding a list of rank paths or the
 output of :meth:`~speccompile.tree.tree.Tree.to_json`; or such a list written inline.
 """
 
@@ -26,8 +26,10 @@ def _digits(*levels: str) -> list[list[int]]:
 _NAMED = {
     "mc_sim_7b_63": _digits("0 1 2 3", "00 01 02 10 11 20 21 30",
                             "000 001 002 010 011 020 021 100", "0000 0001 0002", "00000 00001"),
-    # 15 drafts fill 16 rows: on the machines measured so far up to 16 rows cost little more than one.
-    "default": _digits("0 1 2", "00 01 02 10", "000 001 010 100", "0000 0001", "00000 000000"),
+    # On the CPUs measured so far a target call costs the same for 2 to 6 rows and twice that for 16, and a
+    # draft step 7 % of it: small, wide and shallow won against chains and larger trees.
+    "default": _digits("0 1 2", "00 10"),
+    "deep-15": _digits("0 1 2", "00 01 02 10", "000 001 010 100", "0000 0001", "00000 000000"),
 }
 # fmt: on
 TREE_NAMES = ("off", "chain-D", *_NAMED)

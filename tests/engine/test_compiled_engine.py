@@ -15,7 +15,7 @@ from speccompile.runtime.engine import Engine
 from speccompile.runtime.params import SamplingParams
 from tests.engine.agreeing_pair import write_agreeing_pair
 
-TREES = ("chain-3", "[[0],[1],[2],[3],[4],[5],[6],[7],[0,0],[0,1],[1,0],[0,0,0]]", "default")
+TREES = ("chain-3", "[[0],[1],[2],[3],[4],[5],[6],[7],[0,0],[0,1],[1,0],[0,0,0]]", "deep-15")
 PROMPTS = ([5, 6, 7], list(range(20, 37)), list(range(100, 140)), [9])
 
 

@@ -40,7 +40,7 @@ def run_one(head, tree, prompt, p, **options):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("tree", [OFF, chain(1), chain(4), MC, named_tree("default")], ids=lambda t: t.name)
+@pytest.mark.parametrize("tree", [OFF, chain(1), chain(4), MC, named_tree("deep-15")], ids=lambda t: t.name)
 @pytest.mark.parametrize("head", HEADS, ids=lambda h: h.__name__)
 def test_ids_equal_plain_decoding(head, tree, temperature) -> None:
     p = params(temperature=temperature)
@@ -146,12 +146,12 @@ def test_eight_equal_prompts_at_once() -> None:
 
 def test_ragged_batch_equals_single_runs() -> None:
     """K07: prompts of 3, 17 and 40 tokens with different ends."""
-    session, _ = make_session(fakes.noisy, tree=named_tree("default"))
+    session, _ = make_session(fakes.noisy, tree=named_tree("deep-15"))
     prompts = [[t % 16 for t in range(n)] for n in (3, 17, 40)]
     requests = [session.submit(p, params(max_tokens=m)) for p, m in zip(prompts, (5, 30, 11), strict=True)]
     finish(session)
     for request, prompt in zip(requests, prompts, strict=True):
-        alone, _ = run_one(fakes.noisy, named_tree("default"), prompt, request.params)
+        alone, _ = run_one(fakes.noisy, named_tree("deep-15"), prompt, request.params)
         assert request.completion().token_ids == alone.token_ids
         assert request.completion().acceptance_by_depth == alone.acceptance_by_depth
 

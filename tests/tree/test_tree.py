@@ -32,7 +32,7 @@ def ancestors(path: tuple[int, ...]) -> set[tuple[int, ...]]:
     return {path[:length] for length in range(len(path) + 1)}
 
 
-TREES = [OFF, chain(1), chain(70), named_tree("mc_sim_7b_63"), named_tree("default")]
+TREES = [OFF, chain(1), chain(70), named_tree("mc_sim_7b_63"), named_tree("default"), named_tree("deep-15")]
 TREES += [random_tree(seed, nodes) for seed, nodes in enumerate([1, 5, 20, 63, 64, 130])]
 
 
@@ -75,7 +75,8 @@ def test_draft_plan_feeds_each_internal_node_once_and_finds_every_candidate(tree
 def test_mc_sim_has_26_rows_and_named_sizes() -> None:
     tree = named_tree("mc_sim_7b_63")
     assert (tree.num_nodes, tree.rows, tree.depth, tree.max_rank) == (25, 26, 5, 3)
-    assert named_tree("default").rows == 16
+    assert named_tree("default").rows == 6
+    assert named_tree("deep-15").rows == 16
     assert chain(3).paths == ((0,), (0, 0), (0, 0, 0))
     assert OFF.rows == 1 and OFF.depth == 0
 
