@@ -49,7 +49,7 @@ def command(
     if as_json:
         echo_json(
             {
-                "positions": result.rounds,
+                "rounds": result.rounds,
                 "branch": branch,
                 "chain": result.chain,
                 "chain_length": result.chain_length,
@@ -65,7 +65,7 @@ def command(
     ]
     rows.append(["length", f"{result.chain_length:.2f}", f"{result.tree_length:.2f}"])
     click.echo(table(rows))
-    click.echo(f"{result.rounds} positions; length = accepted + bonus tokens per target call")
+    click.echo(f"{result.rounds} rounds; length = accepted + bonus tokens per target call")
 
 
 def measure(

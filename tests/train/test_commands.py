@@ -50,7 +50,7 @@ def test_rollout_train_and_measure(folder):
         folder, "eval-draft --model @target --draft @head --data @cache --dtype fp32 --depth 2 --json"
     )
     measured = json.loads(result.stdout)
-    assert measured["positions"] > 0
+    assert measured["rounds"] > 0
     assert measured["chain_length"] == pytest.approx(1 + sum(measured["chain"]))
     assert 1 <= measured["chain_length"] <= measured["tree_length"] <= 3
 

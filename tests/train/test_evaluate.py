@@ -1,0 +1,50 @@
+"""Acceptance: replayed rounds against drafting step by step, as the engine does."""
+
+import torch
+
+from speccompile.train.batches import load_batch
+from speccompile.train.evaluate import greedy_rows, measure_acceptance, replay_rounds
+from tests.model.dense import dense_causal_attend
+from tests.train.test_loss import live_head
+from tests.train.tiny import tiny_cache, tiny_target
+
+
+def drafted(head, ids, token, feature, column, depth):
+    """Number of greedy chain drafts after ``column`` that equal the text."""
+    tokens, hiddens = [token[1 : column + 2]], [feature[: column + 1]]
+    for step in range(depth):
+        joined = torch.cat(tokens)
+        fed, scored = head(joined, torch.cat(hiddens), torch.arange(len(joined)), dense_causal_attend)
+        guess = ids[head.lm_head(scored[-1]).argmax()]
+        if guess != token[column + 2 + step]:
+            return step
+        tokens.append(guess[None])
+        hiddens.append(fed[-1:])
+    return depth
+
+
+def test_a_replayed_chain_equals_drafting_round_by_round(tmp_path):
+    target = tiny_target()
+    cache = tiny_cache(tmp_path, target)
+    head, ids = live_head(target, draft_vocab=48)
+    with torch.no_grad():  # a head that is often right: it repeats the feature, as does a text in a loop
+        head.fc.weight.copy_(torch.cat((torch.zeros(32, 32), torch.eye(32)), dim=1))
+    batch = greedy_rows(load_batch(cache, cache.refs, 64, "hidden", lambda _i, a: a), target.lm_head)
+    depth, rounds = 2, []
+    with torch.no_grad():
+        for b in range(len(batch.token)):
+            n = int(batch.length[b])
+            token, feature, label = batch.token[b, : n + 1], batch.hidden[b, :n], batch.supervised[b, : n + 1]
+            column = int(label.nonzero()[0]) - 2
+            while column + 1 + depth <= n:
+                rounds.append(drafted(head, ids, token, feature, column, depth))
+                column += rounds[-1] + 1
+    result = measure_acceptance(head, ids, [batch], depth=depth)
+    assert result.rounds == len(rounds) > 10
+    assert result.chain == tuple(sum(r > d for r in rounds) / len(rounds) for d in range(depth))
+    assert result.tree[0] >= result.chain[0]
+
+
+def test_rounds_begin_where_the_last_one_ended():
+    usable = [False, True, True, True, True, True, False, True]
+    assert replay_rounds(usable, [9, 2, 0, 0, 0, 1, 0, 0]) == [2, 0, 1, 0]
