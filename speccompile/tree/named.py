@@ -1,8 +1,8 @@
 """Names, files and inline lists that stand for a tree.
 
 ``off`` (plain decoding), ``chain-D`` (D drafts in a row), ``mc_sim_7b_63`` (the 25-draft tree of
-EAGLE-1's ``choices.py``), ``deep-15`` (15 drafts) and ``default``; a JSON or YAML file holding a list of rank paths or the
-output of :meth:`~speccompile.tree.tree.Tree.to_json`; or such a list written inline.
+EAGLE-1's ``choices.py``), ``deep-15`` (15 drafts) and ``default``; a JSON or YAML file holding a list of
+rank paths or the output of :meth:`~speccompile.tree.tree.Tree.to_json`; or such a list written inline.
 """
 
 from __future__ import annotations
