@@ -26,6 +26,10 @@ SURFACE = {
     "inspect": {"engine", "--verify", "--json"},
     "verify": {"engine", "--prompts", "--chat", *SAMPLING, "--tolerance", "--json"},
     "demo": {"--output", "--json"},
+    "bench": {
+        "engines", "--prompts", "--limit", "--max-tokens", "--temperature", "--baselines", "--model",
+        "--threads", "--chat", "--no-chat", "--json",
+    },
 }  # fmt: skip
 
 
