@@ -62,8 +62,8 @@ class HeadConfig:
     ``aux_layers`` lists the target layers whose *input* residual stream feeds an EAGLE-3 head
     (SafeAILab numbering; every reader converts to it), in ascending order; it is empty for
     EAGLE-1 and for EAGLE-3 heads that take the target's post-norm hidden state.
-    ``first_layer_input_norms`` and friends record which optional norms the file carries, because
-    the presence of a tensor, not a config key, decides.
+    The flags from ``has_fc`` on record which optional tensors the file carries, because the presence
+    of a tensor, not a config key, decides.
     """
 
     kind: HeadKind
