@@ -160,8 +160,8 @@ def run(engine_path: Path, progress: Progress) -> DemoResult:
 
     def answer(prompt: str) -> Answer:
         token_ids = engine.encode(prompt, chat=True)
-        without = engine.generate(token_ids, plain)
-        return Answer(prompt=prompt, plain=without, speculative=engine.generate(token_ids, speculative))
+        without = engine.complete(token_ids, plain)
+        return Answer(prompt=prompt, plain=without, speculative=engine.complete(token_ids, speculative))
 
     with progress.stage("generate", "generate without and with speculation, in turn"):
         answer(PROMPTS[0])

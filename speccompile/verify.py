@@ -53,9 +53,9 @@ def compare(
     engine: Engine, name: str, prompt: Sequence[int], params: SamplingParams
 ) -> tuple[Comparison, str]:
     """Generate with ``params`` and with speculation off; returns the comparison and the plain text."""
-    plain = engine.generate(prompt, replace(params, speculation="off"))
+    plain = engine.complete(prompt, replace(params, speculation="off"))
     params = replace(params, seed=plain.seed)
-    speculative = engine.generate(prompt, params)
+    speculative = engine.complete(prompt, params)
     comparison = Comparison(
         name=name,
         temperature=params.temperature,

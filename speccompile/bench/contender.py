@@ -73,7 +73,7 @@ def _load_engine(contender: Contender, eos_ids: list[int]) -> Generate:
             speculation=contender.speculation,
         )
         began = time.perf_counter()
-        done = engine.generate(job.prompt_ids, params)
+        done = engine.complete(job.prompt_ids, params)
         seconds = time.perf_counter() - began
         return Answer(
             token_ids=done.token_ids,

@@ -208,7 +208,7 @@ def _smoke(folder: Path, inputs: _Inputs) -> None:
     engine = Engine.load(folder)
     params = SamplingParams(max_tokens=min(_SMOKE_TOKENS, inputs.config.max_seq_len - 1), ignore_eos=True)
     first = inputs.target.config.bos_token_id or 0
-    done = engine.generate([first], params)
+    done = engine.complete([first], params)
     if done.completion_tokens != params.max_tokens:
         raise BuildError(
             f"smoke round: {done.completion_tokens} tokens instead of {params.max_tokens}; please report this"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +134,10 @@ class BuildConfig:
             "aux_layers": head.aux_layers if head else (),
         }
         resolved = ResolvedConfig(**{**_as_dict(self), **values})
+        if resolved.threads > (cpus := max(os.cpu_count() or 1, torch.get_num_threads())):
+            raise ConfigError(
+                f"threads: {resolved.threads} is more than this machine's CPUs; give at most {cpus}"
+            )
         _check_limit("max_seq_len", max_seq_len, target.max_position_embeddings, "max_position_embeddings")
         _check_limit("draft_topk", resolved.draft_topk, target.vocab_size, "vocab_size")
         check_tree(

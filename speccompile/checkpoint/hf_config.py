@@ -161,7 +161,8 @@ def _rope(block: dict[str, Any], raw: dict[str, Any], where: str) -> RopeConfig:
         )
     if block.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1, 1.0):
         raise CheckpointError(f"{where}: partial_rotary_factor other than 1 is not supported")
-    theta = float(block.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    owner = block if block.get("rope_theta") is not None else raw
+    theta = _number(owner, "rope_theta", where) if owner.get("rope_theta") is not None else 10000.0
     if kind == "default":
         return RopeConfig(theta=theta)
     factor = _number(block, "factor", where)
@@ -204,6 +205,6 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 def _number(block: dict[str, Any], key: str, where: str) -> float:
     value = block.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise CheckpointError(f"{where}: {key} must be a positive number, found {value!r}")
     return float(value)

@@ -68,7 +68,7 @@ class Tokenizer:
 
     def encode(self, text: str, add_bos: bool | None = None) -> list[int]:
         """Ids of raw text.  ``add_bos`` None follows the checkpoint.  Never makes two BOS, never adds EOS."""
-        ids = self._core.encode(text, add_special_tokens=False).ids
+        ids = self._plain_ids(text, "prompt")
         wanted = self.adds_bos if add_bos is None else add_bos
         if not wanted or ids[:1] == [self.bos_id]:
             return ids
@@ -87,6 +87,13 @@ class Tokenizer:
         text = self.render_chat(
             messages, add_generation_prompt=add_generation_prompt, date_string=date_string
         )
+        return self._plain_ids(text, "messages")
+
+    def _plain_ids(self, text: str, field: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"{field}: not valid Unicode text ({error})") from error
         return self._core.encode(text, add_special_tokens=False).ids
 
     def render_chat(

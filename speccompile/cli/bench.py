@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,6 @@ _BASELINES = ("ar", "transformers")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--baselines", default="ar", show_default=True, help="Comma list of: ar, transformers.")
 @click.option("--model", type=click.Path(path_type=Path), default=None, help="Folder for transformers.")
-@click.option(
-    "--threads", type=click.IntRange(1), default=os.cpu_count(), help="CPU threads.  [default: all]"
-)
 @click.option("--chat/--no-chat", default=True, show_default=True, help="Use the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
@@ -47,13 +43,13 @@ def command(
     temperature: float,
     baselines: str,
     model: Path | None,
-    threads: int,
     chat: bool,
     as_json: bool,
 ) -> None:
     """Measure ENGINES at batch 1, in turns with the baselines, prompt by prompt."""
     names = _baselines(baselines, model)
     found = [load_engine_dir(path) for path in engines]
+    threads = _threads(found)
     contenders = _contenders(found, names, model)
     tokenizer = Tokenizer.from_dir(found[0].tokenizer)
     rows = read_prompts(prompts, chat=chat)[:limit]
@@ -81,6 +77,14 @@ def _baselines(text: str, model: Path | None) -> list[str]:
     if "transformers" in names and model is None:
         raise ConfigError("--baselines transformers needs --model, the Hugging Face folder of the target")
     return names
+
+
+def _threads(engines: list[EngineDir]) -> int:
+    """CPU threads that all engines were compiled for; the baselines get as many."""
+    found = {engine.manifest.config.threads for engine in engines}
+    if len(found) > 1:
+        raise ConfigError(f"engines: compiled for {sorted(found)} threads; build them alike to compare them")
+    return found.pop()
 
 
 def _contenders(engines: list[EngineDir], names: list[str], model: Path | None) -> list[Contender]:

@@ -58,7 +58,7 @@ def single_prompt(text: str, name: str, *, chat: bool, history: Sequence[Message
 def read_prompts(path: Path, *, chat: bool = False) -> list[Prompt]:
     """All rows of a JSONL file.  Raises ConfigError naming file and line."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     prompts = list(_rows(lines, path, chat))

@@ -58,7 +58,12 @@ def command(
     speaker = Speaker(Engine.load(engine), params, streaming=streaming, as_json=as_json)
     if rows:
         for row in rows:
-            row.conversation(speaker.engine.tokenizer, speaker.answer)
+            try:
+                row.conversation(speaker.engine.tokenizer, speaker.answer)
+            except RequestError as error:
+                raise RequestError(
+                    f"{prompts}: row {row.name}: {error}" if prompts else str(error)
+                ) from error
     else:
         _dialogue(speaker, chat=chat)
 
@@ -72,7 +77,7 @@ class Speaker:
 
     def answer(self, token_ids: list[int], name: str) -> str:
         """Generate, show, and return the text."""
-        done = self._stream(token_ids) if self._streaming else self.engine.generate(token_ids, self._params)
+        done = self._stream(token_ids) if self._streaming else self.engine.complete(token_ids, self._params)
         if self._as_json:
             echo_json({"id": name, **dataclasses.asdict(done)})
             return done.text
@@ -113,7 +118,10 @@ def _lines() -> Iterator[str]:
     while True:
         if sys.stdin.isatty():
             click.echo("> ", nl=False, err=True)
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError as error:
+            raise RequestError(f"standard input is not UTF-8 text ({error})") from error
         if not line:
             return
         if line.strip():

@@ -12,6 +12,7 @@ import click
 from speccompile.cli.prompts import read_prompts
 from speccompile.cli.sampling import sampling_options, sampling_params
 from speccompile.cli.show import echo_json, echo_status, table
+from speccompile.errors import ConfigError
 from speccompile.runtime.engine import Engine
 from speccompile.verify import TOLERANCE, Comparison, compare
 
@@ -44,6 +45,8 @@ def command(
     modes = [dataclasses.replace(sampled, temperature=0.0), *([sampled] if sampled.temperature else [])]
     rows = read_prompts(prompts, chat=chat)
     loaded = Engine.load(engine)
+    if tolerance is not None and not tolerance >= 0:
+        raise ConfigError(f"--tolerance {tolerance}: must be 0 or more")
     limit = TOLERANCE[loaded.manifest.config.dtype] if tolerance is None else tolerance
     found: list[Comparison] = []
     for row in rows:

@@ -106,6 +106,10 @@ class Engine:
         done = [request.completion() for request in requests]
         return done[0] if single else done
 
+    def complete(self, prompt_ids: Sequence[int], params: SamplingParams | None = None) -> Completion:
+        """Complete one prompt given as token ids.  Raises RequestError, for an empty one too."""
+        return self.generate([list(prompt_ids)], params)[0]
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, chat: bool = False) -> Stream:
         """Complete one prompt, piece by piece: iterate for text, then read ``completion``."""
         ids = self.encode(prompt, chat=chat)
@@ -130,12 +134,15 @@ class Engine:
 class Stream:
     """Text of one request as it is made; no piece holds half a character or part of a stop string.
 
-    Leaving the iteration early cancels the request.
+    ``close()``, or dropping the stream, cancels a request that is not done.
     """
 
     def __init__(self, session: Session, request: Request) -> None:
         self._session, self._request = session, request
-        self._pieces = self._run()
+        self._pieces = _pieces(session, request)
+
+    def __del__(self) -> None:
+        self.close()
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
@@ -151,16 +158,21 @@ class Stream:
             pass
         return self._request.completion()
 
-    def _run(self) -> Iterator[str]:
-        try:
-            while True:
-                if piece := self._request.output.take_text():
-                    yield piece
-                if self._request.done:
-                    return
-                self._session.step()
-        finally:
-            self.close()
+
+def _pieces(session: Session, request: Request) -> Iterator[str]:
+    """Steps the session while the request runs.  Others may step it too, even between two pieces."""
+    while True:
+        done = request.done
+        if piece := request.output.take_text():
+            yield piece
+        if done:
+            return
+        if not request.done:
+            try:
+                session.step()
+            except BaseException:
+                session.cancel(request)
+                raise
 
 
 def _is_prompt(prompts: Any) -> bool:

@@ -143,8 +143,8 @@ def test_resolve_follows_tree_and_model():
     ("flags", "message"),
     [
         ({"max_seq_len": 4096}, "max_seq_len: 4096 is more than"),
-        ({"max_rows": 100}, "16 rows .* max_rows allows 12"),
-        ({"max_tree_depth": 3}, "max_tree_depth allows 3"),
+        ({"max_rows": 100, "tree": "deep-15"}, "16 rows .* max_rows allows 12"),
+        ({"max_tree_depth": 3, "tree": "deep-15"}, "max_tree_depth allows 3"),
         ({"draft_topk": 2}, "draft_topk allows 2"),
         ({"tree": "no-such-tree"}, "neither a file nor a known name"),
         ({"draft_topk": 513}, "draft_topk: 513 is more than"),

@@ -19,7 +19,7 @@ def prompts(tmp_path):
 
 
 def test_engine_and_transformers_in_one_run(invoke, tiny_engine, prompts):
-    size = ["--limit", "2", "--max-tokens", "8", "--threads", "1"]
+    size = ["--limit", "2", "--max-tokens", "8"]
     baselines = ["--baselines", "ar,transformers", "--model", tiny_engine.target]
     result = invoke("bench", tiny_engine.path, "--prompts", prompts, *size, *baselines, "--json")
     report = json.loads(result.stdout)

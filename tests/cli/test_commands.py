@@ -167,18 +167,43 @@ def test_perturbed_scores_are_those_that_draw(engine, prompt_len, temperature):
 
 def test_compare_reports_the_first_difference(engine, monkeypatch):
     params = SamplingParams(max_tokens=6, temperature=0.0)
-    real = engine.generate
+    real = engine.complete
 
-    def generate(prompt, params):
+    def complete(prompt, params):
         done = real(prompt, params)
         if params.speculation == "off":
             return done
         return dataclasses.replace(done, token_ids=[*done.token_ids[:2], 499, *done.token_ids[3:]])
 
-    monkeypatch.setattr(engine, "generate", generate)
+    monkeypatch.setattr(engine, "complete", complete)
     comparison, _ = compare(engine, "x", [3, 4, 5], params)
     assert comparison.difference is not None
     assert (comparison.difference.index, comparison.difference.speculative_token) == (2, 499)
     scores = perturbed_scores(engine, [3, 4, 5, *real([3, 4, 5], params).token_ids[:2]], params)
     best = scores.topk(2).values
     assert comparison.difference.gap == pytest.approx(float(best[0] - best[1]))
+
+
+def test_an_empty_prompt_is_refused(tiny_engine, invoke):
+    for flags in ([], ["--json"], ["--stream"]):
+        with pytest.raises(RequestError, match="prompt is empty"):
+            invoke("run", tiny_engine.path, "-p", "", *flags)
+
+
+def test_a_refused_row_is_named(tiny_engine, invoke, tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "hello"}\n{"id": "long", "prompt": "%s"}\n' % ("hello " * 200))
+    with pytest.raises(RequestError, match=r"p\.jsonl: row long: prompt has"):
+        invoke("run", tiny_engine.path, "--prompts", file, "--max-tokens", "1")
+
+
+def test_text_that_is_no_unicode_is_refused(tiny_engine, invoke):
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        invoke("run", tiny_engine.path, "-p", "\ud800")
+
+
+def test_verify_refuses_a_tolerance_that_is_no_number(tiny_engine, invoke, tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "hello"}\n')
+    with pytest.raises(ConfigError, match="--tolerance nan"):
+        invoke("verify", tiny_engine.path, "--prompts", file, "--tolerance", "nan")

@@ -86,3 +86,9 @@ def test_bad_files(tmp_path):
         read_prompts(write(tmp_path, "\n"))
     with pytest.raises(ConfigError, match="cannot be read"):
         read_prompts(tmp_path / "absent")
+
+
+def test_a_row_may_hold_any_line_separator_of_unicode(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "d"}\n', encoding="utf-8")
+    assert [row.text for row in read_prompts(file)] == ["a\u2028b\u0085c", "d"]

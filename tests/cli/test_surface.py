@@ -28,7 +28,7 @@ SURFACE = {
     "demo": {"--output", "--json"},
     "bench": {
         "engines", "--prompts", "--limit", "--max-tokens", "--temperature", "--baselines", "--model",
-        "--threads", "--chat", "--no-chat", "--json",
+        "--chat", "--no-chat", "--json",
     },
 }  # fmt: skip
 

@@ -111,6 +111,29 @@ def test_two_streams_at_once() -> None:
     assert first.completion.token_ids == plain([1], P, 12)
 
 
+def test_a_stream_shows_all_its_text_when_others_step_the_session() -> None:
+    engine = make_engine()
+    whole = engine.generate("bc", P).text
+    stream = engine.stream("bc", P)
+    shown = ""
+    for piece in stream:
+        shown += piece
+        engine.generate("cb", P)
+    assert shown == whole == stream.completion.text
+
+
+def test_dropped_streams_are_cancelled() -> None:
+    engine = make_engine()
+    for _ in range(5):
+        engine.stream("bc", P)
+    assert engine.session.idle
+
+
+def test_complete_refuses_an_empty_prompt() -> None:
+    with pytest.raises(RequestError, match="prompt is empty"):
+        make_engine().complete([], P)
+
+
 def test_a_failing_program_leaves_no_request_behind() -> None:
     """Not even when others go on afterwards: the round that failed is run again for them."""
     fails = iter([False, False, False, True])
