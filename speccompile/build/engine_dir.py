@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -123,7 +124,7 @@ def _remove_stale(output: Path) -> None:
             shutil.rmtree(aside)
         else:
             aside.rename(output)
-    for folder in output.parent.glob(_prefix(output).replace("[", "[[]") + "*"):
+    for folder in output.parent.glob(glob.escape(_prefix(output)) + "*"):
         handle = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

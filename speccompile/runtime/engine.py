@@ -6,10 +6,12 @@ one thread.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from speccompile.build.engine_dir import EngineDir, load_engine_dir
@@ -123,9 +125,13 @@ class Engine:
                 if chat
                 else self.tokenizer.encode(prompt)
             )
-        if prompt and isinstance(prompt[0], Mapping):
-            return self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
-        return list(prompt)  # type: ignore[arg-type]
+        items: list[Any] = list(prompt)
+        if items and isinstance(items[0], Mapping):
+            return self.tokenizer.encode_chat(items)
+        try:
+            return [operator.index(item) for item in items]
+        except TypeError as error:
+            raise RequestError(f"prompt: token ids must be whole numbers ({error})") from error
 
     def _shown_bytes(self, token: int) -> bytes:
         return b"" if token in self.tokenizer.special_ids else self.tokenizer.token_bytes(token)
@@ -176,7 +182,9 @@ def _pieces(session: Session, request: Request) -> Iterator[str]:
 
 
 def _is_prompt(prompts: Any) -> bool:
-    return isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], (int, Mapping)))
+    return isinstance(prompts, str) or (
+        len(prompts) > 0 and isinstance(prompts[0], (int, np.integer, Mapping))
+    )
 
 
 def _load_programs(engine: EngineDir) -> ProgramSet:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from speccompile.errors import RequestError
@@ -127,6 +128,15 @@ def test_dropped_streams_are_cancelled() -> None:
     for _ in range(5):
         engine.stream("bc", P)
     assert engine.session.idle
+
+
+def test_token_ids_may_come_from_numpy_and_must_be_whole() -> None:
+    engine = make_engine()
+    expected = engine.generate([2, 3], P).token_ids
+    assert engine.generate(np.array([2, 3]), P).token_ids == expected
+    assert engine.complete(np.array([2, 3]), P).token_ids == expected
+    with pytest.raises(RequestError, match="whole numbers"):
+        engine.complete([2.5], P)
 
 
 def test_complete_refuses_an_empty_prompt() -> None:
