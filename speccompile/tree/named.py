@@ -26,7 +26,7 @@ def _digits(*levels: str) -> list[list[int]]:
 _NAMED = {
     "mc_sim_7b_63": _digits("0 1 2 3", "00 01 02 10 11 20 21 30",
                             "000 001 002 010 011 020 021 100", "0000 0001 0002", "00000 00001"),
-    # On the CPUs measured so far a target call costs the same for 2 to 6 rows and twice that for 16, and a
+    # On the CPUs measured so far a target call costs the same for 2 to 6 rows and 1.8 times that for 16, a
     # draft step 7 % of it: small, wide and shallow won against chains and larger trees.
     "default": _digits("0 1 2", "00 10"),
     "deep-15": _digits("0 1 2", "00 01 02 10", "000 001 010 100", "0000 0001", "00000 000000"),
