@@ -1,9 +1,11 @@
-"""The rollout cache: a folder of safetensors shards with token ids, answer mask and target features.
+"""The rollout cache: a folder of safetensors shards with token ids, answer masks and target features.
 
 A shard joins sequences end to end: ``ids`` i32 [N], ``mask`` u8 [N] (1 = answer token), ``off`` i64
-[sequences + 1] (ranges in N), ``hidden`` [N, h] (post-norm hidden state of the target at each token) and
-``aux`` [N, A * h] (EAGLE-3 layer inputs).  The last token of a sequence has no feature (its row is zero):
-it is only a label.  Shards appear atomically, so a cache can be read while it grows.
+[sequences + 1] (ranges in N).  Optional are ``hidden`` [N, h] (post-norm hidden state of the target at each
+token), ``aux`` [N, A * h] (EAGLE-3 layer inputs), and per sequence ``seed`` i64 and ``temperature`` f32, the
+law that the answers were drawn by.  The last token of a sequence has no feature (its row is zero): it is
+only a label.  Metadata: ``target`` (digest of the model the features belong to) and ``aux_layers``; shards
+without them are of unknown target.  Shards appear atomically, so a cache can be read while it grows.
 """
 
 from __future__ import annotations
@@ -11,15 +13,17 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from speccompile.errors import SpeccompileError
 
-_FIELDS = ("ids", "mask", "off", "hidden")
+_FIELDS = ("ids", "mask", "off")
+_FEATURES = ("hidden", "aux")
 _HELD_OUT_IDS = 48
 
 
@@ -29,22 +33,28 @@ class CacheError(SpeccompileError):
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sequence of n + 1 tokens: ``ids`` i64, ``answer`` bool, ``hidden`` [n, h], ``aux`` [n, A * h]."""
+    """One sequence of n + 1 tokens: ``ids`` i64, ``answer`` bool, and if kept ``hidden`` [n, h], ``aux``
+    [n, A * h]; ``seed`` and ``temperature`` of the answers where the target drew them."""
 
     ids: Tensor
     answer: Tensor
-    hidden: Tensor
-    aux: Tensor
+    hidden: Tensor | None = None
+    aux: Tensor | None = None
+    seed: int | None = None
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)
 class SequenceRef:
-    """Where a sequence lies: its shard, its rows, and whether it is held out from training."""
+    """Where a sequence lies (shard, rows), whether it is held out from training, and the law its answers
+    were drawn by (None where the shard does not say)."""
 
     shard: Path
     begin: int
     end: int
     held_out: bool
+    seed: int | None = None
+    temperature: float | None = None
 
     @property
     def features(self) -> int:
@@ -52,25 +62,40 @@ class SequenceRef:
         return self.end - self.begin - 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """``widths`` of the features a shard stores, the digest of their ``target`` and the ``aux_layers`` they
+    come from (None where the shard does not say)."""
+
+    widths: dict[str, int]
+    target: str | None
+    aux_layers: tuple[int, ...] | None
+
+
 def write_shard(folder: Path, name: str, rollouts: list[Rollout], metadata: dict[str, str]) -> Path:
-    """Writes one shard atomically as ``folder/name.safetensors``."""
-
-    def joined(field: str) -> Tensor:
-        parts = [getattr(r, field) for r in rollouts]
-        return torch.cat([torch.cat((p, p.new_zeros(1, p.shape[1]))) for p in parts])
-
+    """Writes one shard atomically as ``folder/name.safetensors``; CacheError when the disk is full."""
     lengths = torch.tensor([0, *(len(r.ids) for r in rollouts)])
     fields = {
         "ids": torch.cat([r.ids for r in rollouts]).to(torch.int32),
         "mask": torch.cat([r.answer for r in rollouts]).to(torch.uint8),
         "off": lengths.cumsum(0),
-        "hidden": joined("hidden"),
-        "aux": joined("aux"),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    for field in _FEATURES:
+        parts = [p for r in rollouts if (p := getattr(r, field)) is not None]
+        if len(parts) == len(rollouts):
+            fields[field] = torch.cat([torch.cat((p, p.new_zeros(1, p.shape[1]))) for p in parts])
+    for field, dtype in (("seed", torch.int64), ("temperature", torch.float32)):
+        values = [v for r in rollouts if (v := getattr(r, field)) is not None]
+        if len(values) == len(rollouts):
+            fields[field] = torch.tensor(values, dtype=dtype)
     path, part = folder / f"{name}.safetensors", folder / f"{name}.part"
-    save_file(fields, part, metadata)
-    part.replace(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(save(fields, metadata))
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CacheError(f"{path}: cannot be written ({error}); shards written before are whole") from error
     return path
 
 
@@ -82,6 +107,7 @@ class RolloutCache:
         self.refs: list[SequenceRef] = []
         self._open: dict[Path, safe_open] = {}
         self._ids: dict[Path, tuple[Tensor, Tensor]] = {}
+        self._info: dict[Path, ShardInfo] = {}
         self.refresh()
         if not self.refs:
             raise CacheError(f"{folder}: no rollout shards (*.safetensors); run `speccompile rollout` first")
@@ -104,12 +130,15 @@ class RolloutCache:
             if missing:
                 raise CacheError(f"{path}: tensor {sorted(missing)[0]!r} is missing; not a rollout shard")
             ids, mask, off = (shard.get_tensor(name) for name in ("ids", "mask", "off"))
+            law = [_per_sequence(shard, name, len(off) - 1) for name in ("seed", "temperature")]
         except (SafetensorError, OSError) as error:
             raise CacheError(f"{path}: damaged shard ({error}); delete it") from error
         self._open[path], self._ids[path] = shard, (ids.long(), mask.bool())
-        for begin, end in zip(off[:-1].tolist(), off[1:].tolist(), strict=True):
+        self._info[path] = _shard_info(shard)
+        for begin, end, seed, temperature in zip(off[:-1].tolist(), off[1:].tolist(), *law, strict=True):
             if end - begin >= 3:  # shorter ones hold no pair with a label
-                self.refs.append(SequenceRef(path, begin, end, self._held_out(ids[begin:end])))
+                held_out = self._held_out(ids[begin:end])
+                self.refs.append(SequenceRef(path, begin, end, held_out, seed, temperature))
 
     def _held_out(self, ids: Tensor) -> bool:
         """By a hash of the first ids, so that answers to one prompt never sit on both sides."""
@@ -121,6 +150,10 @@ class RolloutCache:
         ids, mask = self._ids[ref.shard]
         return ids[ref.begin : ref.end], mask[ref.begin : ref.end]
 
+    def shard(self, ref: SequenceRef) -> ShardInfo:
+        """What the sequence's shard says of its features."""
+        return self._info[ref.shard]
+
     def feature(self, ref: SequenceRef, field: str) -> Tensor:
         """``hidden`` or ``aux`` of one sequence, [n, width]."""
         return self._open[ref.shard].get_slice(field)[ref.begin : ref.end - 1]
@@ -129,3 +162,17 @@ class RolloutCache:
     def hidden_size(self) -> int:
         """Width of ``hidden``."""
         return self._open[self.refs[0].shard].get_slice("hidden").get_shape()[1]
+
+
+def _per_sequence(shard: safe_open, name: str, count: int) -> list[Any]:
+    return shard.get_tensor(name).tolist() if name in set(shard.keys()) else [None] * count
+
+
+def _shard_info(shard: safe_open) -> ShardInfo:
+    notes = shard.metadata() or {}
+    layers = notes.get("aux_layers")
+    return ShardInfo(
+        widths={f: shard.get_slice(f).get_shape()[1] for f in _FEATURES if f in set(shard.keys())},
+        target=notes.get("target"),
+        aux_layers=None if layers is None else tuple(int(i) for i in layers.split(",") if i),
+    )
