@@ -22,15 +22,21 @@ SCHEMA = (
 )
 
 
+def draft_scores(
+    logits_NU: Tensor, token_ids_U: Tensor, seed_N: Tensor, position_N: Tensor, temperature_N: Tensor
+) -> Tensor:
+    """What candidates are ranked by, f64 [N, U]."""
+    greedy_N1 = (temperature_N == 0)[:, None]
+    l_NU = logits_NU.double() / temperature_N.double()[:, None].where(~greedy_N1, 1.0)
+    noise_NU = gumbel_noise(seed_N[:, None], position_N[:, None], token_ids_U)
+    return l_NU + noise_NU.where(~greedy_N1, 0.0)
+
+
 def reference(
     logits_NU: Tensor, token_ids_U: Tensor, seed_N: Tensor, position_N: Tensor, temperature_N: Tensor, k: int
 ) -> Tensor:
     id_U, order_U = torch.sort(token_ids_U)
-    logits_NU = logits_NU[:, order_U].double()
-    greedy_N1 = (temperature_N == 0)[:, None]
-    l_NU = logits_NU / temperature_N.double()[:, None].where(~greedy_N1, 1.0)
-    noise_NU = gumbel_noise(seed_N[:, None], position_N[:, None], id_U)
-    score_NU = l_NU + noise_NU.where(~greedy_N1, 0.0)
+    score_NU = draft_scores(logits_NU[:, order_U], id_U, seed_N, position_N, temperature_N)
     return id_U[torch.sort(score_NU, dim=1, descending=True, stable=True).indices[:, :k]]
 
 
