@@ -40,14 +40,23 @@ class PluginInfo:
     compiler: str
 
 
-def _find_compiler() -> str:
+def has_compiler() -> bool:
+    """Whether :func:`build_cpu_plugin` and the ``torch`` lowering find a C++ compiler."""
+    return any(map(shutil.which, _compiler_names()))
+
+
+def _compiler_names() -> list[str]:
     chosen = os.environ.get("CXX")
-    for name in [chosen] if chosen else ["c++", "g++", "clang++"]:
+    return [chosen] if chosen else ["c++", "g++", "clang++"]
+
+
+def _find_compiler() -> str:
+    names = _compiler_names()
+    for name in names:
         path = shutil.which(name)
         if path:
             return path
-    wanted = f"CXX={chosen}" if chosen else "c++, g++ or clang++"
-    raise BuildError(f"no C++ compiler: {wanted} not found on PATH; install g++ or set CXX")
+    raise BuildError(f"no C++ compiler: {' or '.join(names)} not found on PATH; install g++ or set CXX")
 
 
 def _run(command: list[str]) -> str:

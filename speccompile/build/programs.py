@@ -81,6 +81,12 @@ def _export(
         return export(module, tuple(args), dynamic_shapes=tuple(shapes), strict=False)
 
 
+def export_target_step(module: nn.Module, target: Llama, limits: Limits) -> ExportedProgram:
+    """``module`` over the graph of ``target``, with the inputs of ``target_step``."""
+    sign = _Signature({}, target.embed_tokens.weight.dtype, limits, limits.min_target_rows)
+    return _export(module.eval(), PROGRAMS["target_step"], sign, target.config, limits.block_size)
+
+
 def export_programs(
     target: Llama, head: EagleHead | None, token_ids: Tensor | None, limits: Limits
 ) -> Iterator[tuple[str, ExportedProgram]]:
@@ -91,13 +97,13 @@ def export_programs(
     sizes = {"V": config.vocab_size, "F": feature, "K": limits.draft_topk}
     sizes["h"] = head.config.hidden_size if head else config.hidden_size
     dtype = target.embed_tokens.weight.dtype
+    yield "target_step", export_target_step(TargetStep(target, aux), target, limits)
     modules: dict[str, tuple[nn.Module, LlamaConfig | HeadConfig]] = {
-        "target_step": (TargetStep(target, aux), config),
         "accept": (Accept(limits.max_path), config),
     }
     if head is not None and token_ids is not None:
         modules["draft_extend"] = (DraftExtend(head, token_ids, limits.draft_topk), head.config)
         modules["draft_step"] = (DraftStep(head, token_ids, limits.draft_topk), head.config)
     for name, (module, owner) in modules.items():
-        sign = _Signature(sizes, dtype, limits, limits.min_target_rows if name == "target_step" else 1)
+        sign = _Signature(sizes, dtype, limits)
         yield name, _export(module.eval(), PROGRAMS[name], sign, owner, limits.block_size)

@@ -14,9 +14,14 @@ from speccompile.errors import CheckpointError
 _KEY = "eagle_aux_hidden_state_layer_ids"
 
 
-def default_aux_layers(num_layers: int, path: Path) -> tuple[int, ...]:
-    """{2, N/2, N-3} (SafeAILab default).  Raises when they are not three ascending layers (N < 7)."""
-    layers = (2, num_layers // 2, num_layers - 3)
+def usual_aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """{2, N/2, N-3} (SafeAILab default), whatever they are for a small N."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def default_aux_layers(num_layers: int, path: Path | str) -> tuple[int, ...]:
+    """:func:`usual_aux_layers`.  Raises when they are not three ascending layers (N < 7)."""
+    layers = usual_aux_layers(num_layers)
     if not 2 < layers[1] < layers[2]:
         raise CheckpointError(
             f"{path}: no {_KEY}, and the default layers {{2, N/2, N-3}} = {layers} collapse for a target of "

@@ -118,6 +118,11 @@ class Tokenizer:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise RequestError(f"messages: the chat template refuses them ({error})") from error
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint brings a chat template (it may still be damaged)."""
+        return self._config.get("chat_template") is not None
+
     @cached_property
     def _template(self) -> jinja2.Template:
         source = self._config.get("chat_template")

@@ -15,8 +15,8 @@ from speccompile.checkpoint.target import open_target
 from speccompile.cli.field_options import field_options, pick
 from speccompile.cli.show import echo_json, echo_status
 from speccompile.model.load import load_llama
-from speccompile.train.rollout import RolloutConfig
-from speccompile.train.sources import Answers, RolloutSummary, refuse_filled, write_rollouts
+from speccompile.train.sources import Answers, RolloutJob, RolloutSummary, refuse_filled, write_rollouts
+from speccompile.train.talk import RolloutConfig
 from speccompile.train.tokenizing import target_tokenizer
 
 
@@ -65,15 +65,13 @@ def roll(
     echo_status(f"load {model}")
     graph = load_llama(target.config, target.tensor, TORCH_DTYPES[dtype])
     with tqdm(total=answer_tokens, unit="tok", file=sys.stderr, disable=None, desc="answers") as bar:
-        return write_rollouts(
-            graph,
-            target_tokenizer(target),
-            prompts,
-            output,
-            config,
+        job = RolloutJob(
+            data=prompts,
+            output=output,
             answers=answers,
             answer_tokens=answer_tokens,
             prefix=prefix,
-            say=echo_status,
+            say=lambda line: bar.write(line, file=sys.stderr),
             tick=bar.update,
         )
+        return write_rollouts(graph, target_tokenizer(target), config, job)

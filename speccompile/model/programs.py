@@ -35,11 +35,14 @@ def paged_attend(
 
 
 class TargetStep(nn.Module):
-    """Rows of prefill chunks, plain steps and trees through the target."""
+    """Rows of prefill chunks, plain steps and trees through the target.
 
-    def __init__(self, target: Llama, aux_layers: tuple[int, ...]) -> None:
+    ``with_hidden`` appends the post-norm hidden state to the features of ``aux_layers`` (for training data).
+    """
+
+    def __init__(self, target: Llama, aux_layers: tuple[int, ...], *, with_hidden: bool = False) -> None:
         super().__init__()
-        self.target, self.aux_layers = target, aux_layers
+        self.target, self.aux_layers, self.with_hidden = target, aux_layers, with_hidden
 
     def forward(
         self,
@@ -57,6 +60,8 @@ class TargetStep(nn.Module):
         layout = (mask, cu_rows, prefix_len, suffix_start, block_table)
         attend = paged_attend(layout, k_cache, v_cache, self.target.config.head_dim)
         hidden, feature = self.target(token, position, attend, self.aux_layers)
+        if self.with_hidden:
+            feature = torch.cat((feature, hidden), dim=-1)
         return self.target.lm_head(hidden[logit_row]).float(), feature
 
 

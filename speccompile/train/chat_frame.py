@@ -1,4 +1,4 @@
-"""The ids that a chat template puts around turns, so that the target can also write user turns.
+"""The ids that a chat template puts around turns, and which tokens of a text are the assistant's.
 
 ``open`` leads to the first user text, ``close`` ends a user turn and ``ask`` leads from there to the answer,
 ``next_user`` leads from an ended answer to the next user text.  An answer is every token after ``marker``
@@ -7,10 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from speccompile.checkpoint.tokenizer import Tokenizer
 from speccompile.errors import ConfigError
@@ -20,7 +18,8 @@ _USER, _ANSWER, _USER_2 = "uqzu", "aqza", "vqzv"
 
 @dataclass(frozen=True, kw_only=True)
 class ChatFrame:
-    """Token ids between the texts of a conversation; ``eos_ids`` end a turn."""
+    """Token ids between the texts of a conversation; ``eos_ids`` end a turn that the target writes,
+    ``end_ids`` (those and the template's own end-of-turn id) a turn of a given text."""
 
     open: tuple[int, ...]
     close: tuple[int, ...]
@@ -28,6 +27,12 @@ class ChatFrame:
     next_user: tuple[int, ...]
     marker: tuple[int, ...]
     eos_ids: tuple[int, ...]
+    end_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def bare(cls, eos_ids: tuple[int, ...]) -> ChatFrame:
+        """For prompts without a template: nothing stands around an answer."""
+        return cls(open=(), close=(), ask=(), next_user=(), marker=(), eos_ids=eos_ids)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatFrame:
@@ -48,7 +53,8 @@ class ChatFrame:
             return encoded[:ends], encoded[ends:]
 
         close, ask = ids(text.split(_USER_2)[1])
-
+        after = tokenizer.encode(middle, add_bos=False)[:1]
+        own_end = {i for i in after if i in tokenizer.special_ids}
         return cls(
             open=tuple(tokenizer.encode(opening, add_bos=False)),
             close=close,
@@ -56,16 +62,48 @@ class ChatFrame:
             next_user=ids(middle)[1],
             marker=tuple(marker),
             eos_ids=tokenizer.eos_ids,
+            end_ids=tuple(sorted(own_end | set(tokenizer.eos_ids))),
         )
 
-    def answer_mask(self, ids: Tensor) -> Tensor:
-        """Bool [n]: the tokens of answers, their end-of-turn id included."""
-        mask, values, width = torch.zeros(len(ids), dtype=torch.bool), ids.tolist(), len(self.marker)
+    def answer_mask(self, ids: Sequence[int]) -> list[bool]:
+        """The tokens of answers in a text that is already in the chat format, found by their marker."""
+        mask = [False] * len(ids)
         inside = False
-        for i, token in enumerate(values):
+        for i, token in enumerate(ids):
+            inside = inside and not (self.next_user and _starts(ids, i, self.next_user))
             mask[i] = inside
-            if inside and token in self.eos_ids:
-                inside = False
-            elif tuple(values[max(0, i + 1 - width) : i + 1]) == self.marker:
-                inside = True
+            if inside:
+                inside = token not in self.end_ids
+            else:
+                inside = _starts(ids, i + 1 - len(self.marker), self.marker)
         return mask
+
+    def read_chat(
+        self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]
+    ) -> tuple[list[int], list[bool]]:
+        """Ids of a conversation and which of them are answers.
+
+        Turns are told apart by the template, not by their content, so a user who writes the marker is
+        still the user.  An answer that merges with the generation prompt when encoded is not marked.
+        """
+        ids = tokenizer.encode_chat(messages, add_generation_prompt=False)
+        mask = [False] * len(ids)
+        for turn, message in enumerate(messages):
+            begin = tokenizer.encode_chat(messages[:turn]) if message["role"] == "assistant" else []
+            if begin and ids[: len(begin)] == begin:
+                until = tokenizer.encode_chat(messages[: turn + 1], add_generation_prompt=False)
+                last = _shared(ids, until)
+                ends = (i + 1 for i in range(len(begin), last) if ids[i] in self.end_ids)
+                for i in range(len(begin), next(ends, last)):
+                    mask[i] = True
+        return ids, mask
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _starts(ids: Sequence[int], at: int, part: tuple[int, ...]) -> bool:
+    """Whether ``part`` stands at position ``at``."""
+    return at >= 0 and tuple(ids[at : at + len(part)]) == part

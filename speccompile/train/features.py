@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from speccompile.checkpoint.config import config_to_json
+from speccompile.checkpoint.head_aux import usual_aux_layers
 from speccompile.model.llama import Llama
 from speccompile.train.batches import Batch
 from speccompile.train.cache import CacheError, RolloutCache, SequenceRef
@@ -39,11 +40,9 @@ def target_digest(target: Llama) -> str:
 
 def causal_attend(_layer: int, q_BTqD: Tensor, k_BTkD: Tensor, v_BTkD: Tensor) -> Tensor:
     """Every position sees itself and those before it; texts are padded at the end, so none sees padding."""
-    groups = q_BTqD.shape[2] // k_BTkD.shape[2]
-    q_BqTD, k_BqTD, v_BqTD = (
-        x.transpose(1, 2) for x in (q_BTqD, *(y.repeat_interleave(groups, 2) for y in (k_BTkD, v_BTkD)))
-    )
-    return F.scaled_dot_product_attention(q_BqTD, k_BqTD, v_BqTD, is_causal=True).transpose(1, 2)
+    q_BqTD, k_BkTD, v_BkTD = (x.transpose(1, 2) for x in (q_BTqD, k_BTkD, v_BTkD))
+    mixed_BqTD = F.scaled_dot_product_attention(q_BqTD, k_BkTD, v_BkTD, is_causal=True, enable_gqa=True)
+    return mixed_BqTD.transpose(1, 2)
 
 
 @torch.no_grad()
@@ -91,13 +90,10 @@ class FeatureSource:
             )
         if not self.aux_layers:
             return True
-        layers = self._default_layers() if shard.aux_layers is None else shard.aux_layers
+        layers = shard.aux_layers
+        if layers is None:
+            layers = usual_aux_layers(self.target.config.num_hidden_layers)
         return layers == self.aux_layers and shard.widths.get("aux") == size * len(layers)
-
-    def _default_layers(self) -> tuple[int, ...]:
-        """The layers that shards without a note hold: SafeAILab's."""
-        layers = self.target.config.num_hidden_layers
-        return (2, layers // 2, layers - 3)
 
     def batch(
         self, refs: list[SequenceRef], max_length: int, supervise: Callable[[Tensor, Tensor], Tensor]

@@ -1,236 +1,163 @@
-"""Rollouts: the target answers prompts, writes prompts of its own, and its features are kept.
+"""Rollouts: the target answers prompts and writes prompts of its own; its texts and features are kept.
 
 This is the data side of online distillation: a head is trained on texts that the target itself decodes, at
-several temperatures, because those are the texts it will draft for.
+several temperatures, because those are the texts it will draft for.  A finished conversation's slot is filled
+at once, so the batch never drains.  Every token is drawn by the runtime's own operator from (seed of the
+conversation, position), so an answer is exactly what an engine emits for the text before it with that seed
+and temperature, and does not depend on the conversations beside it.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from speccompile import ops
 from speccompile.errors import ConfigError
 from speccompile.model.llama import Llama
-from speccompile.train.cache import Rollout
+from speccompile.runtime.programs import Program
+from speccompile.train.cache import CacheError, Rollout
 from speccompile.train.chat_frame import ChatFrame
-from speccompile.train.config import option
-from speccompile.train.dense_cache import DenseCache
+from speccompile.train.paged_target import PagedTarget, Span
+from speccompile.train.rollout_program import eager_program, rollout_limits
+from speccompile.train.talk import Prompt, RolloutConfig, Talk
 
-_PREFILL_ROWS = 16
-_COMPACT_BELOW = 0.85
-_MIN_USER_TOKENS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
-    """How answers are made.  Lengths are in tokens; ``aux_layers`` are input-of-layer ids."""
-
-    batch_size: int = option(128, "Conversations decoded together.")
-    max_answer: int = option(256, "Longest answer.")
-    max_user: int = option(100, "Longest user turn that the target writes itself.")
-    max_length: int = option(640, "Longest conversation; longer prompts are skipped.")
-    own_prompts: float = option(0.25, "Share of conversations whose user turn the target writes.")
-    second_turns: float = option(0.25, "Chance that the target also asks and answers a follow-up.")
-    temperatures: tuple[float, ...] = option((0.0, 0.0, 0.7, 1.0), "Each conversation draws one of these.")
-    aux_layers: tuple[int, ...] = option((), "Layers whose inputs are stored too (for EAGLE-3 heads).")
-    seed: int = option(0, "Seed of choices and sampling.")
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "max_answer", "max_user", "max_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
-        for name in ("own_prompts", "second_turns"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} {getattr(self, name)}: must be between 0 and 1")
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise ConfigError("temperatures: at least one, none negative")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Ids up to and including the generation prompt, and the ids of user texts to ask after the answers."""
-
-    ids: tuple[int, ...]
-    follow_ups: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass
-class _Talk:
-    """One conversation in the making: turn by turn, either forced ids or what the target decodes."""
-
-    frame: ChatFrame
-    config: RolloutConfig
-    ids: list[int]
-    temperature: float
-    answering: bool
-    own_follow_up: bool
-    given: deque[tuple[int, ...]]
-    answer: list[bool] = field(init=False)
-    forced: deque[int] = field(default_factory=deque)
-    decoded: int = 0
-    finished: bool = False
-
-    def __post_init__(self) -> None:
-        self.answer = [False] * len(self.ids)
-
-    @property
-    def sampling_temperature(self) -> float:
-        return self.temperature if self.answering else 1.0
-
-    def append(self, drawn: int) -> None:
-        """Takes the next token: a forced one of the template if any is left, else the one drawn."""
-        if self.forced:
-            self.ids.append(self.forced.popleft())
-            self.answer.append(False)
-        else:
-            self.ids.append(drawn)
-            self.answer.append(self.answering)
-            self.decoded += 1
-            self._turn(ended=drawn in self.frame.eos_ids)
-        self.finished = self.finished or len(self.ids) >= self.config.max_length
-
-    def _turn(self, ended: bool) -> None:
-        if self.answering:
-            if ended and self.given:
-                frame = self.frame
-                self._start(True, (*frame.next_user, *self.given.popleft(), *frame.close, *frame.ask))
-            elif ended and self.own_follow_up:
-                self._start(False, self.frame.next_user)
-            elif ended or self.decoded >= self.config.max_answer:
-                self.finished = True
-        elif ended and self.decoded >= _MIN_USER_TOKENS:
-            self.own_follow_up = self.own_follow_up and not any(self.answer)
-            self._start(True, self.frame.ask)
-        elif ended or self.decoded >= self.config.max_user:
-            self.finished = True
-
-    def _start(self, answering: bool, forced: Sequence[int]) -> None:
-        self.answering, self.decoded = answering, 0
-        self.forced.extend(forced)
+_SEED_BITS = 63
+_BARREN_PER_SLOT = 4
+_BARREN_LEAST = 64
 
 
 class Generator:
-    """Endless rollouts of one target from a list of prompts, which are taken in random order."""
+    """Endless rollouts of one target from a list of prompts, which are taken in random order.
+
+    ``program`` has the signature of ``target_step``; by default the graph runs as it is.  ``skipped_prompts``
+    were longer than a conversation may be; ``dropped`` conversations ended before an answer began.
+    """
 
     def __init__(
-        self, target: Llama, frame: ChatFrame | None, prompts: Sequence[Prompt], config: RolloutConfig
+        self,
+        target: Llama,
+        frame: ChatFrame | None,
+        prompts: Sequence[Prompt],
+        config: RolloutConfig,
+        program: Program | None = None,
     ) -> None:
         if frame is None and (config.own_prompts or config.second_turns or not prompts):
             raise ConfigError("own_prompts, second_turns: without a chat template both must be 0")
         if not prompts and config.own_prompts < 1:
             raise ConfigError("no prompts: give some, or let the target write all (own_prompts 1)")
-        self.target, self.config = target, config
-        self.frame = frame or ChatFrame(
-            open=(), close=(), ask=(), next_user=(), marker=(), eos_ids=target.config.eos_token_ids
-        )
+        self.config, self.frame = config, frame or ChatFrame.bare(target.config.eos_token_ids)
         self.prompts = [p for p in prompts if len(p.ids) + 2 <= config.max_length]
         if prompts and not self.prompts:
             raise ConfigError(f"max_length {config.max_length}: every prompt is longer")
+        self.skipped_prompts, self.dropped = len(prompts) - len(self.prompts), 0
+        layers = config.stored_layers(target.config.num_hidden_layers)
+        self._hidden_size = target.config.hidden_size
+        width = 0 if config.features == "none" else self._hidden_size * (len(layers) + 1)
+        self._target = PagedTarget(
+            program or eager_program(target, config), target, rollout_limits(config), width
+        )
+        self._device = target.embed_tokens.weight.device
         self._random = random.Random(config.seed)
-        self._noise = torch.Generator().manual_seed(config.seed)
         self._order: list[int] = []
 
-    def wave(self, tick: Callable[[int], None] = lambda _tokens: None) -> list[Rollout]:
-        """Decodes one batch to its end; ``tick`` is told the number of tokens of each step."""
-        talks = sorted((self._talk() for _ in range(self.config.batch_size)), key=lambda t: len(t.ids))
-        cache = DenseCache(self.target, len(talks), self.config.max_length, self.config.aux_layers)
-        last = self._prefill(cache, talks)
-        done: list[Rollout] = []
-        while talks:
-            for talk, token in zip(talks, self._draw(last, talks), strict=True):
-                if not talk.finished:
-                    talk.append(token)
-            tick(sum(not t.finished for t in talks))
-            talks, last = self._advance(cache, talks, done)
-        return done
+    def rollouts(self, answer_tokens: int | None = None) -> Iterator[Rollout]:
+        """Conversations with an answer, as they end.
 
-    def _talk(self) -> _Talk:
+        With ``answer_tokens`` no conversation is begun once that many are decoded, and all that were begun
+        are finished, so short answers are not favoured.  CacheError when conversations only end unanswered.
+        """
+        talks: dict[int, Talk] = {}
+        done = barren = 0
+        patience = max(_BARREN_LEAST, _BARREN_PER_SLOT * self.config.batch_size)
+        while True:
+            decoded = done + sum(talk.answer_tokens for talk in talks.values())
+            if answer_tokens is None or decoded < answer_tokens:
+                for slot in range(self.config.batch_size):
+                    if slot not in talks:
+                        talks[slot] = self._talk()
+            if not talks:
+                return
+            self._advance(talks)
+            for slot in [s for s, talk in talks.items() if talk.finished]:
+                talk = talks.pop(slot)
+                if talk.answer_tokens:
+                    barren, done = 0, done + talk.answer_tokens
+                    yield self._rollout(slot, talk)
+                else:
+                    barren, self.dropped = barren + 1, self.dropped + 1
+            if barren >= patience:
+                raise CacheError(
+                    f"{barren} conversations in a row ended before an answer began: the target does not "
+                    f"end its user turns within {self.config.max_user} tokens; raise max_user or lower own_prompts"
+                )
+
+    def _talk(self) -> Talk:
         own = not self.prompts or self._random.random() < self.config.own_prompts
         if not own and not self._order:
             self._order = self._random.sample(range(len(self.prompts)), len(self.prompts))
         prompt = Prompt(self.frame.open) if own else self.prompts[self._order.pop()]
-        return _Talk(
+        return Talk(
             frame=self.frame,
             config=self.config,
             ids=list(prompt.ids),
+            seed=self._random.getrandbits(_SEED_BITS),
             temperature=self._random.choice(self.config.temperatures),
             answering=not own,
             own_follow_up=self._random.random() < self.config.second_turns,
             given=deque(prompt.follow_ups),
         )
 
-    def _prefill(self, cache: DenseCache, talks: list[_Talk]) -> Tensor:
-        """Runs all prompts; returns the hidden that scores the first drawn token of each, [B, h]."""
-        out = []
-        for first in range(0, len(talks), _PREFILL_ROWS):
-            part = talks[first : first + _PREFILL_ROWS]
-            width = max(len(t.ids) for t in part)
-            token = torch.tensor([t.ids + [0] * (width - len(t.ids)) for t in part])
-            position = torch.arange(width).expand(len(part), width)
-            hidden = cache.forward(token, position, first)
-            out.append(hidden[torch.arange(len(part)), torch.tensor([len(t.ids) - 1 for t in part])])
-        return torch.cat(out)
+    def _advance(self, talks: dict[int, Talk]) -> None:
+        """One call: every talk reads at least one token; rows that are left go to prompts in slot order."""
+        free = self._target.limits.max_rows - len(talks)
+        spans = []
+        for slot, talk in talks.items():
+            left = len(talk.ids) - talk.committed
+            length = min(left, 1 + free)
+            free -= length - 1
+            part = talk.ids[talk.committed : talk.committed + length]
+            spans.append(Span(slot, talk.committed, part, scored=length == left))
+        logits = self._target.read(spans)
+        for span in spans:
+            talks[span.slot].committed += len(span.ids)
+        drawing = [talks[span.slot] for span in spans if span.scored]
+        for talk, token in zip(drawing, self._draw(logits, drawing), strict=True):
+            talk.append(token)
 
-    def _draw(self, last: Tensor, talks: list[_Talk]) -> list[int]:
-        logits = self.target.lm_head(last).float()
-        temperature = torch.tensor([t.sampling_temperature for t in talks])[:, None]
-        greedy = logits.argmax(-1)
-        if not temperature.any():
-            return greedy.tolist()
-        law = torch.softmax(logits / temperature.clamp(min=1e-3), dim=-1)
-        sampled = torch.multinomial(law, 1, generator=self._noise)[:, 0]
-        return torch.where(temperature[:, 0] > 0, sampled, greedy).tolist()
+    def _draw(self, logits_NV: Tensor, talks: list[Talk]) -> list[int]:
+        if not talks:
+            return []
 
-    def _advance(
-        self, cache: DenseCache, talks: list[_Talk], done: list[Rollout]
-    ) -> tuple[list[_Talk], Tensor]:
-        """Collects finished talks when enough have ended, then runs the newest token of the others.
+        def each(values: list[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=self._device)
 
-        Ended talks that still sit in the batch repeat their last position, which changes nothing.
-        """
-        alive = [i for i, t in enumerate(talks) if not t.finished]
-        if len(alive) < _COMPACT_BELOW * len(talks) or not alive:
-            for i, talk in enumerate(talks):
-                if talk.finished and any(talk.answer):
-                    done.append(_rollout(cache, i, talk))
-            if not alive:
-                return [], torch.empty(0)
-            cache.keep(torch.tensor(alive))
-            talks = [talks[i] for i in alive]
-        # A finished talk's last token was never run: it has no feature.
-        behind = [len(t.ids) - (2 if t.finished else 1) for t in talks]
-        token = torch.tensor([[t.ids[p]] for t, p in zip(talks, behind, strict=True)])
-        return talks, cache.forward(token, torch.tensor(behind)[:, None])[:, 0]
+        off = logits_NV.new_zeros(len(talks))
+        return ops.draw_tokens(
+            logits_NV,
+            each([talk.seed for talk in talks], torch.int64),
+            each([len(talk.ids) for talk in talks], torch.int64),
+            each([talk.drawing_temperature for talk in talks], torch.float32),
+            off.long(),
+            off + 1,
+            off,
+        ).tolist()
 
-
-def _rollout(cache: DenseCache, row: int, talk: _Talk) -> Rollout:
-    features = len(talk.ids) - 1
-    return Rollout(
-        ids=torch.tensor(talk.ids),
-        answer=torch.tensor(talk.answer),
-        hidden=cache.hidden[row, :features].clone(),
-        aux=cache.aux[row, :features].clone(),
-    )
-
-
-@torch.no_grad()
-def read_text(target: Llama, ids: Tensor, answer: Tensor, aux_layers: tuple[int, ...]) -> Rollout:
-    """The features of a given text (answers that the target did not write itself)."""
-    cache = DenseCache(target, 1, len(ids), aux_layers)
-    cache.forward(ids[None, :-1], torch.arange(len(ids) - 1)[None])
-    return Rollout(ids, answer, cache.hidden[0, : len(ids) - 1], cache.aux[0, : len(ids) - 1])
-
-
-def given_texts(
-    target: Llama, texts: Sequence[tuple[Tensor, Tensor]], config: RolloutConfig
-) -> Iterator[Rollout]:
-    """:func:`read_text` over (ids, answer mask) pairs, cut at ``max_length``."""
-    for ids, answer in texts:
-        if len(ids) >= 3:
-            n = config.max_length
-            yield read_text(target, ids[:n], answer[:n], config.aux_layers)
+    def _rollout(self, slot: int, talk: Talk) -> Rollout:
+        """The talk up to its last answer token; a user turn that came to nothing is cut off."""
+        stored = self.config.features != "none"
+        length = len(talk.ids) - talk.answer[::-1].index(True)
+        feature = self._target.features(slot, length - 1)
+        aux, hidden = feature[:, : -self._hidden_size], feature[:, -self._hidden_size :]
+        return Rollout(
+            ids=torch.tensor(talk.ids[:length]),
+            answer=torch.tensor(talk.answer[:length]),
+            hidden=hidden if stored else None,
+            aux=aux if stored and aux.shape[1] else None,
+            seed=talk.seed,
+            temperature=talk.temperature,
+        )

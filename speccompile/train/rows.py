@@ -79,7 +79,7 @@ def read_rows(path: Path) -> tuple[list[Row], RowReport]:
 def _row(line: str, number: int) -> Row:
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _OddRowError("not JSON") from None
     if not isinstance(data, dict):
         raise _OddRowError("not a JSON object")
@@ -92,12 +92,12 @@ def _row(line: str, number: int) -> Row:
         if key in data:
             return Row(number, _checked(list(_turns(data[key], key))))
     if "turns" in data:
-        users = _checked([("user", text) for text in data["turns"]], alternate=False) if data["turns"] else ()
-        if users:
-            return Row(number, users[:1], follow_ups=tuple(m["content"] for m in users[1:]))
-        raise _OddRowError("turns is empty")
-    if isinstance(data.get("text"), str) and data["text"].strip():
-        return Row(number, text=data["text"])
+        if not isinstance(data["turns"], list) or not data["turns"]:
+            raise _OddRowError("turns is empty or no list")
+        users = _checked([("user", text) for text in data["turns"]], alternate=False)
+        return Row(number, users[:1], follow_ups=tuple(m["content"] for m in users[1:]))
+    if "text" in data:
+        return Row(number, text=_text(data["text"]))
     raise _OddRowError("none of prompt, messages, conversations, turns, text")
 
 
@@ -114,9 +114,7 @@ def _turns(items: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _checked(turns: list[tuple[str, Any]], alternate: bool = True) -> tuple[dict[str, str], ...]:
-    for _, text in turns:
-        if not isinstance(text, str) or not text.strip():
-            raise _OddRowError("a turn without text")
+    texts = [_text(text) for _, text in turns]
     roles = [role for role, _ in turns]
     talk = roles[1:] if roles[0] == "system" else roles
     if not talk:
@@ -125,4 +123,14 @@ def _checked(turns: list[tuple[str, Any]], alternate: bool = True) -> tuple[dict
         raise _OddRowError("does not start with a user turn")
     if alternate and any(role != ("user", "assistant")[i % 2] for i, role in enumerate(talk)):
         raise _OddRowError("user and assistant turns do not alternate")
-    return tuple({"role": role, "content": text} for role, text in turns)
+    return tuple({"role": role, "content": text} for role, text in zip(roles, texts, strict=True))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _OddRowError("a turn without text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _OddRowError("text that is not valid Unicode") from None
+    return value

@@ -1,28 +1,36 @@
 """From training rows to rollouts in a cache: what ``speccompile rollout`` does.
 
 With ``answers="target"`` the target answers every conversation's last user turn itself (and the earlier turns
-stay as context); with ``answers="given"`` the texts of the data are read as they are.
+stay as context); with ``answers="given"`` the texts of the data are read as they are.  Answers with their
+end-of-turn ids are marked, nothing else; a shard says which target its features belong to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from speccompile.checkpoint.tokenizer import Tokenizer
-from speccompile.errors import ConfigError
+from speccompile.errors import ConfigError, RequestError
 from speccompile.model.llama import Llama
 from speccompile.train.cache import CacheError, Rollout, write_shard
 from speccompile.train.chat_frame import ChatFrame
-from speccompile.train.rollout import Generator, Prompt, RolloutConfig, given_texts
-from speccompile.train.rows import Row, read_rows
+from speccompile.train.feature_cache import TextFeatures
+from speccompile.train.features import run_target, target_digest
+from speccompile.train.rollout import Generator
+from speccompile.train.rollout_program import make_program
+from speccompile.train.rows import Row, RowReport, read_rows
+from speccompile.train.talk import Prompt, RolloutConfig
 
 Answers = Literal["target", "given"]
 _SHARD_TOKENS = 40_000
+_READ_TOGETHER = 8
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,80 +89,126 @@ def make_prompt(row: Row, tokenizer: Tokenizer, frame: ChatFrame | None) -> Prom
         more = tuple(tuple(tokenizer.encode(text, add_bos=False)) for text in row.follow_ups)
         return Prompt(tuple(ids), more)
     ids = tokenizer.encode(row.text, add_bos=False)
-    width = len(frame.marker) if frame else 0
-    ends = [e for e in range(width, len(ids)) if width and tuple(ids[e - width : e]) == frame.marker]  # type: ignore[union-attr]
+    marker = frame.marker if frame else ()
+    ends = [e for e in range(len(marker), len(ids)) if marker and tuple(ids[e - len(marker) : e]) == marker]
     return Prompt(tuple(ids[: ends[-1]] if ends else ids))
 
 
-def write_rollouts(
-    target: Llama,
-    tokenizer: Tokenizer,
-    data: Path,
-    output: Path,
-    config: RolloutConfig,
-    *,
-    answers: Answers,
-    answer_tokens: int,
-    prefix: str,
-    say: Callable[[str], None],
-    tick: Callable[[int], object],
-) -> RolloutSummary:
-    """Fills the cache ``output`` until ``answer_tokens`` are there (``given``: or the data end).
+def make_text(row: Row, tokenizer: Tokenizer, frame: ChatFrame) -> tuple[Tensor, Tensor]:
+    """Ids i64 and answer mask bool of a row as it is."""
+    if row.text is None:
+        ids, mask = frame.read_chat(tokenizer, row.messages)
+    else:
+        ids = tokenizer.encode(row.text, add_bos=False)
+        mask = frame.answer_mask(ids)
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def each_row(rows: Sequence[Row], make: Callable[[Row], _T], report: RowReport) -> list[_T]:
+    """``make`` of every row; rows that the chat template refuses are reported by line."""
+    made = []
+    for row in rows:
+        try:
+            made.append(make(row))
+        except RequestError as error:
+            report.add(str(error), row.line)
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutJob:
+    """What to roll out (``data``, until ``answer_tokens`` are there or given data end), and where to.
 
     ``say`` gets lines for the user, ``tick`` the number of answer tokens as they come.
     """
-    rows, report = read_rows(data)
-    for line in report.lines():
-        say(f"{data}: {line}")
-    writer = ShardWriter(output, prefix, {"format": "speccompile-rollouts-1", "seed": str(config.seed)})
-    if answers == "given":
-        _write_given(target, tokenizer, rows, config, writer, answer_tokens, say, tick)
-    else:
-        framed = config.own_prompts or config.second_turns or any(row.follow_ups for row in rows)
-        frame = ChatFrame.of(tokenizer) if framed else None
-        prompts = [make_prompt(row, tokenizer, frame) for row in rows]
-        generator = Generator(target, frame, prompts, config)
-        while writer.answer_tokens < answer_tokens:
-            before = writer.answer_tokens
-            for rollout in generator.wave():
-                writer.add(rollout)
-            tick(writer.answer_tokens - before)
-    writer.flush()
-    if not writer.answer_tokens:
-        raise CacheError(
-            f"{data}: 0 supervised tokens in 100% of {len(rows)} rows: the texts do not hold the generation "
-            f"prompt of the target's chat template followed by an answer"
-        )
+
+    data: Path
+    output: Path
+    answers: Answers
+    answer_tokens: int
+    prefix: str
+    say: Callable[[str], None]
+    tick: Callable[[int], object]
+
+
+def write_rollouts(
+    target: Llama, tokenizer: Tokenizer, config: RolloutConfig, job: RolloutJob
+) -> RolloutSummary:
+    """Fills the cache ``job.output``; whole shards are kept when something stops it.
+
+    Raises CacheError when no row gives a supervised token.
+    """
+    rows, report = read_rows(job.data)
+    layers = config.stored_layers(target.config.num_hidden_layers)
+    notes = {"target": target_digest(target), "aux_layers": ",".join(map(str, layers))}
+    writer = ShardWriter(
+        job.output, job.prefix, {"format": "speccompile-rollouts-1", "seed": str(config.seed), **notes}
+    )
+    roll = _given if job.answers == "given" else _answered
+    try:
+        for rollout in roll(target, tokenizer, config, job, rows, report):
+            writer.add(rollout)
+            job.tick(int(rollout.answer.sum()))
+    finally:
+        writer.flush()
     return writer.summary()
 
 
-def _write_given(
-    target: Llama,
-    tokenizer: Tokenizer,
-    rows: list[Row],
-    config: RolloutConfig,
-    writer: ShardWriter,
-    answer_tokens: int,
-    say: Callable[[str], None],
-    tick: Callable[[int], object],
-) -> None:
+def _tell(job: RolloutJob, report: RowReport) -> None:
+    for line in report.lines():
+        job.say(f"{job.data}: {line}")
+
+
+def _answered(
+    target: Llama, tokenizer: Tokenizer, config: RolloutConfig, job: RolloutJob, rows: list[Row],
+    report: RowReport,
+) -> Iterator[Rollout]:  # fmt: skip
+    """The target answers."""
+    framed = config.own_prompts or config.second_turns or any(row.follow_ups or row.text for row in rows)
+    frame = ChatFrame.of(tokenizer) if framed and tokenizer.has_chat_template else None
+    prompts = each_row(rows, lambda row: make_prompt(row, tokenizer, frame), report)
+    _tell(job, report)
+    if not prompts:
+        raise ConfigError(f"{job.data}: no usable rows: the chat template refuses all of them")
+    program = make_program(target, config, job.answer_tokens, job.output, job.say)
+    generator = Generator(target, frame, prompts, config, program)
+    if generator.skipped_prompts:
+        job.say(f"skipped {generator.skipped_prompts} prompts: longer than max_length {config.max_length}")
+    yield from generator.rollouts(job.answer_tokens)
+    if generator.dropped:
+        job.say(f"dropped {generator.dropped} conversations that ended before an answer began")
+
+
+def _given(
+    target: Llama, tokenizer: Tokenizer, config: RolloutConfig, job: RolloutJob, rows: list[Row],
+    report: RowReport,
+) -> Iterator[Rollout]:  # fmt: skip
+    """The answers of the data, read by the target if its features are to be stored."""
     frame = ChatFrame.of(tokenizer)
-    texts = []
-    for row in rows:
-        if row.text is not None:
-            ids = tokenizer.encode(row.text, add_bos=False)
-        else:
-            ids = tokenizer.encode_chat(list(row.messages), add_generation_prompt=False)
-        mask = frame.answer_mask(torch.tensor(ids))
-        texts.append((torch.tensor(ids), mask))
-    answered = [(ids, mask) for ids, mask in texts if mask.any()]
-    if empty := len(texts) - len(answered):
-        say(f"0 supervised tokens in {empty} of {len(texts)} rows: no answer after a generation prompt")
-    for rollout in given_texts(target, answered, config):
-        writer.add(rollout)
-        tick(int(rollout.answer.sum()))
-        if writer.answer_tokens >= answer_tokens:
-            break
+    texts = each_row(rows, lambda row: make_text(row, tokenizer, frame), report)
+    _tell(job, report)
+    cut = [(ids[: config.max_length], mask[: config.max_length]) for ids, mask in texts]
+    answered = [(ids, mask) for ids, mask in cut if mask.any()]
+    empty = len(cut) - len(answered)
+    if empty or not cut:
+        share = f"0 supervised tokens in {100 * empty / max(1, len(cut)):.0f}% of {len(cut)} rows"
+        reason = "no answer after the generation prompt of the target's chat template"
+        if not answered:
+            raise CacheError(f"{job.data}: {share}: {reason}")
+        job.say(f"{share} ({empty}): {reason}; they are left out")
+    layers = config.stored_layers(target.config.num_hidden_layers)
+    total = 0
+    for first in range(0, len(answered), _READ_TOGETHER):
+        part = answered[first : first + _READ_TOGETHER]
+        features: list[TextFeatures] = []
+        if config.features != "none":
+            features = run_target(target, [ids[:-1] for ids, _ in part], layers)
+        for i, (ids, mask) in enumerate(part):
+            stored = (features[i].hidden, features[i].aux if layers else None) if features else ()
+            yield Rollout(ids, mask, *stored)
+            total += int(mask.sum())
+            if total >= job.answer_tokens:
+                return
 
 
 def refuse_filled(output: Path, prefix: str) -> None:

@@ -10,9 +10,9 @@ from speccompile.errors import ConfigError
 from speccompile.model.load import load_llama
 from speccompile.train.cache import CacheError, RolloutCache
 from speccompile.train.chat_frame import ChatFrame
-from speccompile.train.rollout import RolloutConfig
 from speccompile.train.rows import read_rows
-from speccompile.train.sources import make_prompt, write_rollouts
+from speccompile.train.sources import RolloutJob, make_prompt, write_rollouts
+from speccompile.train.talk import RolloutConfig
 from speccompile.train.tokenizing import target_tokenizer
 from tests.checkpoint.builders import write_llama, write_tokenizer
 
@@ -78,7 +78,7 @@ def test_only_answers_with_their_end_are_supervised(target):
         {"role": "assistant", "content": "there"},
     ]
     ids = tokenizer.encode_chat(chat, add_generation_prompt=False)
-    mask = frame.answer_mask(torch.tensor(ids)).tolist()
+    mask = frame.answer_mask(ids)
     assert tokenizer.decode([t for t, m in zip(ids, mask, strict=True) if m], skip_special=False) == (
         "jumps<|end|>there<|end|>"
     )
@@ -107,12 +107,13 @@ def test_every_row_form_becomes_a_prompt(target, tmp_path):
 
 def roll(target, data, output, **changes):
     graph = load_llama(target.config, target.tensor, torch.float32)
-    settings = {"answers": "target", "answer_tokens": 60, "prefix": "s0"} | changes
-    config = RolloutConfig(batch_size=8, max_answer=10, max_user=10, max_length=40)
-    return write_rollouts(
-        graph, target_tokenizer(target), data, output, config,
-        say=lambda _line: None, tick=lambda _count: None, **settings,
-    )  # fmt: skip
+    config = RolloutConfig(batch_size=8, max_answer=10, max_user=10, max_length=40, compile="off")
+    settings = {
+        "answers": "target", "answer_tokens": 60, "prefix": "s0",
+        "say": lambda _line: None, "tick": lambda _count: None,
+    } | changes  # fmt: skip
+    job = RolloutJob(data=data, output=output, **settings)
+    return write_rollouts(graph, target_tokenizer(target), config, job)
 
 
 def test_rollouts_fill_a_cache(target, tmp_path):

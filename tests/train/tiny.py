@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import torch
@@ -10,7 +11,8 @@ from speccompile.checkpoint.config import LlamaConfig, RopeConfig
 from speccompile.model.llama import Llama
 from speccompile.train.cache import RolloutCache, write_shard
 from speccompile.train.config import TrainConfig
-from speccompile.train.rollout import Generator, Prompt, RolloutConfig
+from speccompile.train.rollout import Generator
+from speccompile.train.talk import Prompt, RolloutConfig
 
 VOCAB, EOS = 96, 2
 PROMPT = [Prompt((5, 6, 7)), Prompt((8, 9, 10, 11)), Prompt((12, 13))]
@@ -59,9 +61,9 @@ def fill_cache(folder: Path, target: Llama, *, batches: int = 2, seed: int = 0, 
         temperatures=(0.0, 1.0, 2.0),
         seed=seed,
     )
-    generator = Generator(target, None, PROMPT, config)
+    rollouts = Generator(target, None, PROMPT, config).rollouts()
     for i in range(batches):
-        write_shard(folder, f"s{seed}-{i:04d}", generator.wave(), {})
+        write_shard(folder, f"s{seed}-{i:04d}", list(itertools.islice(rollouts, 8)), {})
 
 
 def tiny_cache(folder: Path, target: Llama, held_out_percent: int = 0) -> RolloutCache:
