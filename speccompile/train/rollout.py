@@ -92,8 +92,9 @@ class Generator:
                     barren, self.dropped = barren + 1, self.dropped + 1
             if barren >= patience:
                 raise CacheError(
-                    f"{barren} conversations in a row ended before an answer began: the target does not "
-                    f"end its user turns within {self.config.max_user} tokens; raise max_user or lower own_prompts"
+                    f"{barren} conversations in a row ended before an answer began: the target "
+                    f"does not end its user turns within {self.config.max_user} tokens; raise max_user or "
+                    f"lower own_prompts"
                 )
 
     def _talk(self) -> Talk:
