@@ -1,4 +1,7 @@
-"""``speccompile train``: an EAGLE head by online distillation, from prompts or from a rollout cache."""
+"""``speccompile train``: an EAGLE head by online distillation, from prompts or from a rollout cache.
+
+``torchrun --nproc-per-node 2 -m speccompile.cli.main train ...`` trains with several processes.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,25 @@ from speccompile.checkpoint.heads import open_head
 from speccompile.checkpoint.pair import check_pair
 from speccompile.checkpoint.target import Target, open_target
 from speccompile.cli.field_options import field_options, pick
-from speccompile.cli.rollout import roll
+from speccompile.cli.rollout import RolloutConfig, roll
 from speccompile.cli.show import echo_status
 from speccompile.cli.train_log import TrainLog
 from speccompile.errors import ConfigError
-from speccompile.model.load import load_head, load_llama
+from speccompile.model.llama import Llama
+from speccompile.model.load import draft_token_ids, load_head, load_llama
 from speccompile.train.cache import RolloutCache
+from speccompile.train.checkpoint import STATE_FILE
 from speccompile.train.config import TrainConfig
-from speccompile.train.rollout import RolloutConfig
+from speccompile.train.distributed import Ranks
+from speccompile.train.evaluate import Acceptance
+from speccompile.train.export import DEFAULT_FORMAT, FORMATS
+from speccompile.train.feature_cache import FeatureCache
+from speccompile.train.initial import WarmStart
 from speccompile.train.tokenizing import target_tokenizer
-from speccompile.train.trainer import STATE_FILE, Trainer
+from speccompile.train.trainer import Trainer
 
 _ROLLOUTS = "rollouts"
+_GIB = 2**30
 
 
 @click.command("train")
@@ -38,31 +48,106 @@ _ROLLOUTS = "rollouts"
     help="A rollout cache, or JSONL that the target answers first.",
 )
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Head folder to write.")
-@click.option("--init", type=click.Path(path_type=Path), default=None, help="EAGLE-1 head to start from.")
+@click.option(
+    "--init", type=click.Path(path_type=Path), default=None,
+    help="Head of the same kind to start from; more --layers start fresh, the draft vocabulary may differ.",
+)  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue the run in --output.")
 @click.option("--checkpoint-seconds", type=float, default=180.0, show_default=True)
 @click.option(
     "--answer-tokens", type=int, default=200_000, show_default=True, help="JSONL data: tokens to make."
 )
+@click.option(
+    "--format", "format_name", type=click.Choice(list(FORMATS)), default=DEFAULT_FORMAT, show_default=True,
+    help="Layout of the head folder.",
+)  # fmt: skip
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+    help="Where target and head run; auto takes CUDA when there is a device.",
+)  # fmt: skip
+@click.option(
+    "--feature-cache", type=click.Path(path_type=Path), default=None,
+    help="Folder that keeps target features computed in the loop.",
+)  # fmt: skip
+@click.option("--feature-cache-gib", type=float, default=20.0, show_default=True, help="Its largest size.")
 @field_options(TrainConfig)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per step and evaluation.")
 def command(
     model: Path, data: Path, output: Path, init: Path | None, resume: bool, checkpoint_seconds: float,
-    answer_tokens: int, as_json: bool, **flags: Any,
+    answer_tokens: int, format_name: str, device: str, feature_cache: Path | None, feature_cache_gib: float,
+    as_json: bool, **flags: Any,
 ) -> None:  # fmt: skip
     """Train an EAGLE head for a target on the target's own answers."""
     config = pick(TrainConfig, flags)
+    if config.kind not in FORMATS[format_name][0]:
+        raise ConfigError(f"--format {format_name}: holds EAGLE-3 heads only; use --format {DEFAULT_FORMAT}")
     if not resume and (output / STATE_FILE).is_file():
         raise ConfigError(f"{output}: already holds a run; give --resume to continue it, or another folder")
-    if data.is_file():
-        cache_folder = output / _ROLLOUTS
-        if not any(cache_folder.glob("*.safetensors")):
-            roll(model, data, cache_folder, answer_tokens, "target", "bf16", RolloutConfig(seed=config.seed))
-        data = cache_folder
-    trainer = _trainer(open_target(model), data, output, init, config, TrainLog(config.steps, as_json))
-    if resume and not trainer.resume():
-        raise ConfigError(f"{output / STATE_FILE}: no run to resume")
-    acceptance = trainer.train(checkpoint_seconds)
+    place = _device(device)
+    ranks = Ranks.join(place)
+    try:
+        ranks.check_accumulate(config.accumulate)
+        if data.is_file():
+            data = _rolled(model, data, output / _ROLLOUTS, answer_tokens, config, ranks)
+        target = open_target(model)
+        graph = load_llama(target.config, target.tensor, TORCH_DTYPES[config.dtype]).to(place)
+        trainer = Trainer(
+            graph,
+            RolloutCache(data, config.held_out_percent),
+            config,
+            output,
+            TrainLog(config.steps, as_json) if ranks.leads else _silent,
+            special_ids=tuple(sorted(target_tokenizer(target).special_ids)),
+            init=None if init is None else _warm_start(init, target, graph),
+            format_name=format_name,
+            feature_cache=_feature_cache(feature_cache, feature_cache_gib),
+            ranks=ranks,
+        )
+        if resume and not trainer.resume():
+            raise ConfigError(f"{output / STATE_FILE}: no run to resume")
+        acceptance = trainer.train(checkpoint_seconds)
+        if ranks.leads:
+            _report(output, trainer, acceptance, as_json)
+    finally:
+        ranks.leave()
+
+
+def _device(name: str) -> torch.device:
+    """The device of this process; under torchrun, CUDA devices are dealt out by local rank."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this machine or this build of PyTorch has no CUDA device; use cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    place = torch.device("cuda", Ranks.local_rank())
+    torch.cuda.set_device(place)
+    return place
+
+
+def _rolled(
+    model: Path, prompts: Path, cache_folder: Path, answer_tokens: int, config: TrainConfig, ranks: Ranks
+) -> Path:
+    """The target's answers to ``prompts``, made by process 0 unless they are there."""
+    if ranks.leads and not any(cache_folder.glob("*.safetensors")):
+        roll(model, prompts, cache_folder, answer_tokens, "target", "bf16", RolloutConfig(seed=config.seed))
+    ranks.wait()
+    return cache_folder
+
+
+def _warm_start(path: Path, target: Target, graph: Llama) -> WarmStart:
+    head = check_pair(target, open_head(path, target.config))
+    loaded = load_head(head.config, head.tensor, graph, torch.float32)
+    return WarmStart(loaded, draft_token_ids(head.config, head.tensor))
+
+
+def _feature_cache(folder: Path | None, gib: float) -> FeatureCache | None:
+    return None if folder is None else FeatureCache(folder, int(gib * _GIB))
+
+
+def _silent(_record: dict[str, Any]) -> None:
+    """The log of processes other than the first."""
+
+
+def _report(output: Path, trainer: Trainer, acceptance: Acceptance | None, as_json: bool) -> None:
     if acceptance is None:
         echo_status(f"{output}: head written; no greedy held-out rollouts, so acceptance was not measured")
     elif not as_json:
@@ -71,28 +156,3 @@ def command(
             f"(greedy chain of {len(acceptance.chain)}), last {acceptance.chain_length:.2f}, "
             f"with {acceptance.branch} candidates per node {acceptance.tree_length:.2f}"
         )
-
-
-def _trainer(
-    target: Target, data: Path, output: Path, init: Path | None, config: TrainConfig, log: TrainLog
-) -> Trainer:
-    dtype = TORCH_DTYPES[config.dtype]
-    graph = load_llama(target.config, target.tensor, dtype)
-    start = None
-    if init is not None:
-        head = check_pair(target, open_head(init, target.config))
-        if head.config.kind != "eagle1" or head.config.num_hidden_layers != config.layers:
-            raise ConfigError(
-                f"{init}: --init needs an EAGLE-1 head of {config.layers} layers, this one is "
-                f"{head.config.kind} with {head.config.num_hidden_layers}"
-            )
-        start = load_head(head.config, head.tensor, graph, torch.float32)
-    return Trainer(
-        graph,
-        RolloutCache(data, config.held_out_percent),
-        config,
-        output,
-        log,
-        special_ids=tuple(sorted(target_tokenizer(target).special_ids)),
-        init=start,
-    )

@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from speccompile.train.batches import Batch, load_batch, supervision
-from speccompile.train.initial import fit_fusion, head_config, initial_head
-from speccompile.train.loss import step_results, total_loss
+from speccompile.train.fusion import eagle1_pairs, ridge_map
+from speccompile.train.initial import empty_head, fill_fusion, fill_layers, new_head_config
+from speccompile.train.loss import soft_cross_entropy
+from speccompile.train.step import step_results, total_loss
 from speccompile.train.unroll import unroll
 from tests.model.dense import dense_causal_attend
-from tests.train.tiny import EOS, tiny_cache, tiny_target
+from tests.train.tiny import EOS, tiny_cache, tiny_config, tiny_target
 
 
 def live_head(target, layers=1, draft_vocab=48):
@@ -16,7 +18,10 @@ def live_head(target, layers=1, draft_vocab=48):
     torch.manual_seed(5)
     ids = torch.arange(0, 2 * draft_vocab, 2)
     h = target.config.hidden_size
-    head = initial_head(head_config(target, layers, draft_vocab), target, ids, torch.randn(h, 2 * h) * 0.2)
+    config = tiny_config(layers=layers)
+    head = empty_head(new_head_config(config, target, draft_vocab), target, ids)
+    fill_layers(head, target, config, 0, None)
+    fill_fusion(head, torch.randn(h, 2 * h) * 0.2, target, 1.0)
     with torch.no_grad():
         for layer in head.layers:
             layer.self_attn.o_proj.weight.normal_(std=0.05)
@@ -58,7 +63,7 @@ def test_loss_is_cross_entropy_to_the_target_at_the_drafted_position(tmp_path):
     head, ids = live_head(target)
     refs = sorted(cache.refs, key=lambda r: r.features)[-3:]
     batch = load_batch(cache, refs, 64, "hidden", lambda i, a: supervision(i, a, torch.tensor([EOS]), False))
-    results = step_results(head, batch, 2)
+    results = step_results(head, batch, 2, soft_cross_entropy, head.lm_head.weight)
     for step, result in enumerate(results):
         loss = count = 0.0
         for ref in refs:
@@ -72,7 +77,7 @@ def test_loss_is_cross_entropy_to_the_target_at_the_drafted_position(tmp_path):
                     count += 1
         assert result.count == count
         assert float(result.token_loss.detach()) == pytest.approx(loss, rel=1e-4)
-    both = total_loss(results, 0.5, 0.0)
+    both = total_loss(results, [r.count for r in results], 0.5, 0.0)
     first, second = (float(r.token_loss.detach()) / r.count for r in results)
     assert float(both.detach()) == pytest.approx((first + 0.5 * second) / 1.5, rel=1e-5)
 
@@ -115,7 +120,7 @@ def test_padding_changes_nothing(tmp_path):
 
     def loss(chosen: list) -> tuple[float, int]:
         batch: Batch = load_batch(cache, chosen, 64, "hidden", lambda _i, a: a)
-        result = step_results(head, batch, 2)[1]
+        result = step_results(head, batch, 2, soft_cross_entropy, head.lm_head.weight)[1]
         return float(result.token_loss.detach()), result.count
 
     (a, n), (b, m), (c, k) = loss([short]), loss([long]), loss([short, long])
@@ -131,7 +136,7 @@ def test_linear_start_is_the_least_squares_map():
     for i in range(398):
         feature.append(torch.tanh(truth @ torch.cat((embed[ids[i + 1]], feature[-1]))))
     feature = torch.stack(feature)
-    fc = fit_fusion(embed, [(ids, feature)])
+    fc, _ = ridge_map(eagle1_pairs(embed, [(ids, feature)]))
     pair = torch.cat((embed[ids[1:399]], feature[:-1]), dim=1)
     expected = torch.linalg.lstsq(pair, feature[1:]).solution.T
     torch.testing.assert_close(fc, expected, rtol=0.02, atol=0.02)

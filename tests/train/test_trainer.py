@@ -11,6 +11,8 @@ from speccompile.errors import ConfigError
 from speccompile.model.load import draft_token_ids, load_head
 from speccompile.train.cache import CacheError, Rollout, RolloutCache, write_shard
 from speccompile.train.evaluate import measure_acceptance
+from speccompile.train.initial import WarmStart
+from speccompile.train.schedule import epoch_steps
 from speccompile.train.trainer import Trainer
 from speccompile.train.vocabulary import choose_draft_vocabulary
 from tests.train.tiny import EOS, VOCAB, fill_cache, tiny_cache, tiny_config, tiny_target
@@ -35,8 +37,8 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
     make(tmp_path, records=whole, steps=7, output="whole").train()
     broken = make(tmp_path, records=first, steps=7, output="broken")
     for _ in range(2):  # stops inside the first epoch
-        for batch in broken._epoch():
-            broken._step(batch)
+        for micro_batches in epoch_steps(broken.cache, broken.config, broken.progress, list):
+            broken.step(micro_batches)
             if broken.progress.step in (2, 3):
                 break
     broken.save_state()
@@ -53,14 +55,14 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
 
 def test_new_shards_join_at_the_next_epoch_and_not_before(tmp_path):
     trainer = make(tmp_path)
-    plan = trainer._epoch()
+    plan = epoch_steps(trainer.cache, trainer.config, trainer.progress, list)
     next(plan)
     before = list(trainer.progress.shards)
     fill_cache(tmp_path / "cache", tiny_target(), seed=9)
     for _ in plan:
         pass
     assert trainer.progress.shards == before
-    next(trainer._epoch())
+    next(epoch_steps(trainer.cache, trainer.config, trainer.progress, list))
     assert len(trainer.progress.shards) == len(before) + 2
 
 
@@ -68,10 +70,7 @@ def test_it_overfits_ten_sequences(tmp_path):
     target = tiny_target()
     fill_cache(tmp_path / "all", target, batches=2)
     source = RolloutCache(tmp_path / "all", 0)
-    ten = [
-        Rollout(*source.tokens(r), source.feature(r, "hidden"), source.feature(r, "aux"))
-        for r in source.refs[:10]
-    ]
+    ten = [Rollout(*source.tokens(r), source.feature(r, "hidden")) for r in source.refs[:10]]
     write_shard(tmp_path / "cache", "ten", ten, {})
     records: list = []
     make(tmp_path, records=records, steps=150, lr=5e-3, feature_weight=0.0).train()
@@ -96,7 +95,7 @@ def test_an_exported_head_loads_and_drafts_the_same(tmp_path, tied):
     for name, value in trainer.head.named_parameters():
         other = dict(loaded.named_parameters())[name]
         torch.testing.assert_close(other, value.detach().bfloat16().float() if value.requires_grad else value)
-    batches = [trainer._load(trainer.cache.refs)]
+    batches = [trainer.load(trainer.cache.refs)]
     ours = measure_acceptance(trainer.head, trainer.token_ids, batches, depth=2)
     theirs = measure_acceptance(loaded, trainer.token_ids, batches, depth=2)
     assert ours.rounds == theirs.rounds > 0
@@ -111,7 +110,8 @@ def test_a_run_can_start_from_another_head(tmp_path):
     start = load_head(head.config, head.tensor, target, torch.float32)
     cache = RolloutCache(tmp_path / "cache", 0)
     config = tiny_config(draft_vocab_size=64)
-    second = Trainer(target, cache, config, tmp_path / "second", lambda _r: None, init=start)
+    warm = WarmStart(start, draft_token_ids(head.config, head.tensor))
+    second = Trainer(target, cache, config, tmp_path / "second", lambda _r: None, init=warm)
     weight = second.head.layers[0].mlp.down_proj.weight
     torch.testing.assert_close(weight.detach(), start.layers[0].mlp.down_proj.weight.detach())
     assert weight.requires_grad
@@ -125,7 +125,7 @@ def test_an_empty_mask_stops_before_the_first_step(tmp_path):
     rows = []
     for r in source.refs:
         ids, features = source.tokens(r)[0], source.feature(r, "hidden")
-        rows.append(Rollout(ids, torch.zeros(len(ids)).bool(), features, source.feature(r, "aux")))
+        rows.append(Rollout(ids, torch.zeros(len(ids)).bool(), features))
     write_shard(tmp_path / "cache", "none", rows, {})
     with pytest.raises(CacheError, match="0 supervised tokens in 100%"):
         make(tmp_path)

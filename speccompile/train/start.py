@@ -1,0 +1,78 @@
+"""Makes the head of a run from its data: fits what is fresh, copies what is warm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from speccompile.model.eagle import EagleHead
+from speccompile.train.cache import SequenceRef
+from speccompile.train.config import TrainConfig
+from speccompile.train.features import FeatureSource, run_target
+from speccompile.train.fusion import Pairs, eagle1_pairs, eagle3_pairs, ridge_map
+from speccompile.train.initial import (
+    WarmStart,
+    empty_head,
+    fill_fusion,
+    fill_layers,
+    fill_warm,
+    new_head_config,
+    warm_head_config,
+)
+from speccompile.train.schedule import training_refs
+
+_FIT_SEQUENCES = 800
+_RMS_SEQUENCES = 8
+
+
+def start_head(
+    config: TrainConfig, source: FeatureSource, token_ids: Tensor, start: WarmStart | None
+) -> EagleHead:
+    """A trainable float32 head on the target's device."""
+    target, size = source.target, len(token_ids)
+    warm = 0 if start is None else start.head.config.num_hidden_layers
+    shape = (
+        new_head_config(config, target, size)
+        if start is None
+        else warm_head_config(config, target, start, size)
+    )
+    head = empty_head(shape, target, token_ids)
+    fill_layers(head, target, config, warm, _residual_rms(source) if config.init_layers == "target" else None)
+    if start is None:
+        fc, scale = ridge_map(_fit_pairs(head, source, config.max_length))
+        fill_fusion(head, fc, target, scale)
+    else:
+        fill_warm(head, start, token_ids)
+    return head.to(target.embed_tokens.weight.device)
+
+
+def _sample(source: FeatureSource, count: int) -> list[SequenceRef]:
+    refs = training_refs(source.cache)
+    return refs[:: max(1, len(refs) // count)]
+
+
+def _fit_pairs(head: EagleHead, source: FeatureSource, max_length: int) -> Pairs:
+    refs = _sample(source, _FIT_SEQUENCES)
+    batches = (source.batch([ref], max_length, lambda _ids, answer: answer) for ref in refs)
+    if head.config.kind == "eagle1":
+        embed = source.target.embed_tokens.weight
+        return eagle1_pairs(embed, ((b.token[0], b.hidden[0]) for b in batches))
+    return eagle3_pairs(source.target.norm.weight.float(), ((b.feature[0], b.hidden[0]) for b in batches))
+
+
+@torch.no_grad()
+def _residual_rms(source: FeatureSource) -> float:
+    """Rms of the target's final residual stream, which its layers' outputs are measured against."""
+    seen: list[Tensor] = []
+
+    def see(_norm: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0].float().square().mean(-1).flatten())
+
+    hook = source.target.norm.register_forward_pre_hook(see)
+    try:
+        for ref in _sample(source, _RMS_SEQUENCES):
+            run_target(source.target, [source.cache.tokens(ref)[0]], ())
+    finally:
+        hook.remove()
+    # Median: the first position of a text is an outlier by orders of magnitude.
+    return float(torch.cat(seen).median().sqrt())
