@@ -30,6 +30,10 @@ SURFACE = {
         "engines", "--prompts", "--limit", "--max-tokens", "--temperature", "--baselines", "--model",
         "--chat", "--no-chat", "--json",
     },
+    "eval-draft": {
+        "--model", "--draft", "--data", "--depth", "--branch", "--tree", "--best-nodes", "--write-tree",
+        "--sampling", "--max-texts", "--held-out-percent", "--dtype", "--json", "--plot",
+    },
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from speccompile.checkpoint.heads import open_head
 from speccompile.checkpoint.target import open_target
 from speccompile.cli.main import cli
 from speccompile.errors import ConfigError
+from speccompile.tree.named import resolve_tree
 from tests.checkpoint.builders import write_llama, write_tokenizer
 
 TRAIN = "--steps 4 --draft-vocab-size 64 --batch-tokens 128 --dtype fp32 --held-out-percent 30 --lr 1e-3"
@@ -46,13 +47,18 @@ def test_rollout_train_and_measure(folder):
     assert records[-1]["kind"] == "eval"
     head = open_head(folder / "head", open_target(folder / "target").config)
     assert head.config.draft_vocab_size == 64
-    result = call(
-        folder, "eval-draft --model @target --draft @head --data @cache --dtype fp32 --depth 2 --json"
-    )
-    measured = json.loads(result.stdout)
-    assert measured["rounds"] > 0
-    assert measured["chain_length"] == pytest.approx(1 + sum(measured["chain"]))
-    assert 1 <= measured["chain_length"] <= measured["tree_length"] <= 3
+    options = "--dtype fp32 --depth 2 --tree [[0],[1]] --best-nodes 3 --write-tree @best.json"
+    line = f"eval-draft --model @target --draft @head --data own=@cache {options}"
+    measured = json.loads(call(folder, f"{line} --json").stdout)
+    (group,) = measured["groups"]
+    assert (group["data"], group["law"], group["texts"] > 0) == ("own", "greedy", True)
+    assert [t["name"] for t in measured["trees"]] == ["chain-1", "chain-2", "custom", "best-3"]
+    assert all(1 <= t["length"] <= 3 for t in group["trees"])
+    assert json.loads((folder / "best.json").read_text()) == measured["trees"][-1]
+    assert resolve_tree(folder / "best.json").num_nodes <= 3
+    assert "chain-2" in call(folder, line).stdout
+    with pytest.raises(ConfigError, match="no answer in own can be replayed"):
+        call(folder, f"{line} --sampling sampled")
 
 
 def test_a_finished_run_is_not_overwritten_but_resumes(folder):

@@ -67,7 +67,7 @@ def test_prediction_equals_what_a_session_accepts(head, tree, temperature):
         by_depth = list(rounds.reached(tree.depth))
         assert [share for share in by_depth if share] == pytest.approx(done.acceptance_by_depth)
         accepted += int(rounds.accepted.sum())
-    assert accepted >= 5, "nothing was accepted, so nothing was tested"
+    assert accepted >= 3, "nothing was accepted, so nothing was tested"
 
 
 def test_rounds_of_two_turns_and_unsupervised_tokens():
