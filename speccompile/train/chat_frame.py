@@ -18,8 +18,8 @@ _USER, _ANSWER, _USER_2 = "uqzu", "aqza", "vqzv"
 
 @dataclass(frozen=True, kw_only=True)
 class ChatFrame:
-    """Token ids between the texts of a conversation; ``eos_ids`` end a turn that the target writes,
-    ``end_ids`` (those and the template's own end-of-turn id) a turn of a given text."""
+    """Token ids between the texts of a conversation; ``eos_ids`` end a turn: the checkpoint's, and the
+    special id that the template puts after an answer."""
 
     open: tuple[int, ...]
     close: tuple[int, ...]
@@ -27,7 +27,6 @@ class ChatFrame:
     next_user: tuple[int, ...]
     marker: tuple[int, ...]
     eos_ids: tuple[int, ...]
-    end_ids: tuple[int, ...] = ()
 
     @classmethod
     def bare(cls, eos_ids: tuple[int, ...]) -> ChatFrame:
@@ -46,23 +45,23 @@ class ChatFrame:
         if not text.startswith(bare) or not marker:
             raise ConfigError("the target's chat template has no generation prompt that marks answers")
 
+        after = tokenizer.encode(middle, add_bos=False)[:1]
+        ends = {*tokenizer.eos_ids, *(i for i in after if i in tokenizer.special_ids)}
+
         def ids(part: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
             """The end-of-turn id in front, if there is one, and the rest."""
             encoded = tuple(tokenizer.encode(part, add_bos=False))
-            ends = int(bool(encoded) and encoded[0] in tokenizer.eos_ids)
-            return encoded[:ends], encoded[ends:]
+            ended = int(bool(encoded) and encoded[0] in ends)
+            return encoded[:ended], encoded[ended:]
 
         close, ask = ids(text.split(_USER_2)[1])
-        after = tokenizer.encode(middle, add_bos=False)[:1]
-        own_end = {i for i in after if i in tokenizer.special_ids}
         return cls(
             open=tuple(tokenizer.encode(opening, add_bos=False)),
             close=close,
             ask=ask,
             next_user=ids(middle)[1],
             marker=tuple(marker),
-            eos_ids=tokenizer.eos_ids,
-            end_ids=tuple(sorted(own_end | set(tokenizer.eos_ids))),
+            eos_ids=tuple(sorted(ends)),
         )
 
     def answer_mask(self, ids: Sequence[int]) -> list[bool]:
@@ -73,7 +72,7 @@ class ChatFrame:
             inside = inside and not (self.next_user and _starts(ids, i, self.next_user))
             mask[i] = inside
             if inside:
-                inside = token not in self.end_ids
+                inside = token not in self.eos_ids
             else:
                 inside = _starts(ids, i + 1 - len(self.marker), self.marker)
         return mask
@@ -93,7 +92,7 @@ class ChatFrame:
             if begin and ids[: len(begin)] == begin:
                 until = tokenizer.encode_chat(messages[: turn + 1], add_generation_prompt=False)
                 last = _shared(ids, until)
-                ends = (i + 1 for i in range(len(begin), last) if ids[i] in self.end_ids)
+                ends = (i + 1 for i in range(len(begin), last) if ids[i] in self.eos_ids)
                 for i in range(len(begin), next(ends, last)):
                     mask[i] = True
         return ids, mask

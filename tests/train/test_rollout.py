@@ -7,11 +7,15 @@ import torch
 
 from speccompile import ops
 from speccompile.errors import ConfigError
+from speccompile.runtime.params import SamplingParams
 from speccompile.train.cache import CacheError, RolloutCache, write_shard
 from speccompile.train.chat_frame import ChatFrame
 from speccompile.train.rollout import Generator
 from speccompile.train.talk import Prompt, RolloutConfig
+from speccompile.tree.named import chain
 from tests.model.dense import dense_causal_attend
+from tests.runtime.fakes import finish
+from tests.runtime.graph import EAGLE1, tiny
 from tests.train.tiny import EOS, PROMPT, tiny_target
 
 ENDS = (EOS, *range(30, 45))  # many, so that a random model ends turns
@@ -53,6 +57,19 @@ def test_texts_equal_a_plain_loop_with_the_reference_draw(temperature):
         assert ids == plain_loop(target, ids[:begin], 12, r.temperature, r.seed)
         texts.add(tuple(ids))
     assert (len(texts) == 3) == (temperature == 0.0), "sampled answers to one prompt differ"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_equal_what_an_engines_session_emits(temperature):
+    """With the seed and temperature that the rollout carries, speculation on."""
+    graph = tiny(EAGLE1, chain(3))
+    prompts = [Prompt((1, 2)), Prompt((3, 1, 4, 1, 5, 9, 2, 6)), Prompt((7,))]
+    for r in take(graph.target, 9, prompts, temperatures=(temperature,)):
+        begin = r.answer.tolist().index(True)
+        params = SamplingParams(max_tokens=12, temperature=temperature, seed=r.seed)
+        request = graph.session.submit(r.ids[:begin].tolist(), params)
+        finish(graph.session)
+        assert request.completion().token_ids == r.ids[begin:].tolist()
 
 
 @pytest.mark.parametrize("features", ["none", "hidden", "all"])
