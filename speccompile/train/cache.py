@@ -106,6 +106,7 @@ class RolloutCache:
         self.folder, self.held_out_percent = folder, held_out_percent
         self.refs: list[SequenceRef] = []
         self._open: dict[Path, safe_open] = {}
+        self._sequences: dict[Path, list[SequenceRef]] = {}
         self._ids: dict[Path, tuple[Tensor, Tensor]] = {}
         self._info: dict[Path, ShardInfo] = {}
         self.refresh()
@@ -118,9 +119,7 @@ class RolloutCache:
         for name in names:
             if self.folder / name not in self._open:
                 self._add(self.folder / name)
-        order = {self.folder / name: i for i, name in enumerate(names)}
-        self.refs = [r for r in self.refs if r.shard in order]
-        self.refs.sort(key=lambda r: (order[r.shard], r.begin))
+        self.refs = [ref for name in names for ref in self._sequences[self.folder / name]]
         return names
 
     def _add(self, path: Path) -> None:
@@ -134,11 +133,11 @@ class RolloutCache:
         except (SafetensorError, OSError) as error:
             raise CacheError(f"{path}: damaged shard ({error}); delete it") from error
         self._open[path], self._ids[path] = shard, (ids.long(), mask.bool())
-        self._info[path] = _shard_info(shard)
+        self._info[path], refs = _shard_info(shard), self._sequences.setdefault(path, [])
         for begin, end, seed, temperature in zip(off[:-1].tolist(), off[1:].tolist(), *law, strict=True):
             if end - begin >= 3:  # shorter ones hold no pair with a label
                 held_out = self._held_out(ids[begin:end])
-                self.refs.append(SequenceRef(path, begin, end, held_out, seed, temperature))
+                refs.append(SequenceRef(path, begin, end, held_out, seed, temperature))
 
     def _held_out(self, ids: Tensor) -> bool:
         """By a hash of the first ids, so that answers to one prompt never sit on both sides."""
