@@ -7,13 +7,12 @@ Legend: B sequences, T positions with a feature.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from speccompile.train.cache import RolloutCache, SequenceRef
+from speccompile.train.cache import SequenceRef
 
 _WINDOW_BATCHES = 16
 
@@ -59,27 +58,3 @@ def supervision(ids: Tensor, answer: Tensor, eos_ids: Tensor, prompts: bool) -> 
     supervised = answer.clone()
     supervised[1:] &= ~ended[:-1]
     return supervised
-
-
-def load_batch(
-    cache: RolloutCache,
-    refs: list[SequenceRef],
-    max_length: int,
-    feature_field: str,
-    supervise: Callable[[Tensor, Tensor], Tensor],
-) -> Batch:
-    """Reads and pads the sequences; padding is never supervised."""
-    width = max(min(r.features, max_length) for r in refs)
-    token = torch.zeros(len(refs), width + 1, dtype=torch.int64)
-    supervised = torch.zeros(len(refs), width + 1, dtype=torch.bool)
-    rows: dict[str, list[Tensor]] = {"hidden": [], feature_field: []}
-    lengths = []
-    for b, ref in enumerate(refs):
-        n = min(ref.features, max_length)
-        ids, answer = cache.tokens(ref)
-        token[b, : n + 1], supervised[b, : n + 1] = ids[: n + 1], supervise(ids, answer)[: n + 1]
-        lengths.append(n)
-        for field, parts in rows.items():
-            parts.append(cache.feature(ref, field)[:n])
-    padded = {f: torch.nn.utils.rnn.pad_sequence(parts, batch_first=True) for f, parts in rows.items()}
-    return Batch(token, supervised, padded["hidden"], padded[feature_field], torch.tensor(lengths))

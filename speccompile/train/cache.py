@@ -157,11 +157,6 @@ class RolloutCache:
         """``hidden`` or ``aux`` of one sequence, [n, width]."""
         return self._open[ref.shard].get_slice(field)[ref.begin : ref.end - 1]
 
-    @property
-    def hidden_size(self) -> int:
-        """Width of ``hidden``."""
-        return self._open[self.refs[0].shard].get_slice("hidden").get_shape()[1]
-
 
 def _per_sequence(shard: safe_open, name: str, count: int) -> list[Any]:
     return shard.get_tensor(name).tolist() if name in set(shard.keys()) else [None] * count

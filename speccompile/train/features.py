@@ -134,8 +134,7 @@ class FeatureSource:
                 found[i] = new
                 if self.feature_cache is not None:
                     self.feature_cache.put(self._key(texts[i]), new)
-        place = {"device": weight.device, "dtype": weight.dtype}
-        return [TextFeatures(f.hidden.to(**place), f.aux.to(**place)) for f in found if f is not None]
+        return [TextFeatures(f.hidden.to(weight), f.aux.to(weight)) for f in found if f is not None]
 
     def _known(self, ref: SequenceRef, ids: Tensor) -> TextFeatures | None:
         """Features of ``ids`` from the shard or from the feature cache."""

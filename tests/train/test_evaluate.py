@@ -2,8 +2,8 @@
 
 import torch
 
-from speccompile.train.batches import load_batch
 from speccompile.train.evaluate import greedy_rows, measure_acceptance
+from speccompile.train.features import FeatureSource
 from tests.model.dense import dense_causal_attend
 from tests.train.test_loss import live_head
 from tests.train.tiny import tiny_cache, tiny_target
@@ -29,7 +29,7 @@ def test_a_replayed_chain_equals_drafting_round_by_round(tmp_path):
     head, ids = live_head(target, draft_vocab=48)
     with torch.no_grad():  # a head that is often right: it repeats the feature, as does a text in a loop
         head.fc.weight.copy_(torch.cat((torch.zeros(32, 32), torch.eye(32)), dim=1))
-    batch = greedy_rows(load_batch(cache, cache.refs, 64, "hidden", lambda _i, a: a), target.lm_head)
+    batch = greedy_rows(FeatureSource(target, cache).batch(cache.refs, 64, lambda _i, a: a), target.lm_head)
     depth, rounds = 2, []
     with torch.no_grad():
         for b in range(len(batch.token)):

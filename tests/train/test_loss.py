@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from speccompile.train.batches import Batch, load_batch, supervision
+from speccompile.train.batches import Batch, supervision
+from speccompile.train.features import FeatureSource
 from speccompile.train.fusion import eagle1_pairs, ridge_map
 from speccompile.train.initial import empty_head, fill_fusion, fill_layers, new_head_config
 from speccompile.train.loss import soft_cross_entropy
@@ -62,7 +63,11 @@ def test_loss_is_cross_entropy_to_the_target_at_the_drafted_position(tmp_path):
     cache = tiny_cache(tmp_path, target)
     head, ids = live_head(target)
     refs = sorted(cache.refs, key=lambda r: r.features)[-3:]
-    batch = load_batch(cache, refs, 64, "hidden", lambda i, a: supervision(i, a, torch.tensor([EOS]), False))
+
+    def answers(ids, answer):
+        return supervision(ids, answer, torch.tensor([EOS]), False)
+
+    batch = FeatureSource(target, cache).batch(refs, 64, answers)
     results = step_results(head, batch, 2, soft_cross_entropy, head.lm_head.weight)
     for step, result in enumerate(results):
         loss = count = 0.0
@@ -119,7 +124,7 @@ def test_padding_changes_nothing(tmp_path):
     assert short.features < long.features
 
     def loss(chosen: list) -> tuple[float, int]:
-        batch: Batch = load_batch(cache, chosen, 64, "hidden", lambda _i, a: a)
+        batch: Batch = FeatureSource(target, cache).batch(chosen, 64, lambda _i, a: a)
         result = step_results(head, batch, 2, soft_cross_entropy, head.lm_head.weight)[1]
         return float(result.token_loss.detach()), result.count
 

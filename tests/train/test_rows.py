@@ -200,7 +200,7 @@ def test_rollouts_fill_a_cache(target, tmp_path):
     assert summary.answer_tokens >= 60
     cache = RolloutCache(tmp_path / "cache", 0)
     assert sum(int(cache.tokens(r)[1].sum()) for r in cache.refs) == summary.answer_tokens
-    assert cache.hidden_size == target.config.hidden_size
+    assert cache.shard(cache.refs[0]).widths == {"hidden": target.config.hidden_size}
 
 
 def test_given_answers_are_read_as_they_are(target, tmp_path):
