@@ -15,7 +15,7 @@ from speccompile.build.config import TORCH_DTYPES
 from speccompile.checkpoint.heads import open_head
 from speccompile.checkpoint.pair import check_pair
 from speccompile.checkpoint.target import open_target
-from speccompile.cli.eval_tables import all_tables, law_name
+from speccompile.cli.eval_tables import all_tables
 from speccompile.cli.show import echo_json, echo_status
 from speccompile.errors import ConfigError, SpeccompileError
 from speccompile.model.load import draft_token_ids, load_head, load_llama
@@ -141,7 +141,7 @@ def _collect(
         new, left_out = collect_ranks(name, source, refs, head, token_ids, config, bar)
         if left_out:
             echo_status(
-                f"{name}: {left_out} texts left out: the target does not draw them by their recorded law"
+                f"{name}: {left_out} texts left out; the target draws them neither greedily nor by a seed on record"
             )
         groups += [group for group in new if len(group.table)]
     if not groups:
@@ -154,7 +154,7 @@ def _collect(
 
 def _show(reports: Sequence[GroupReport], trees: Sequence[Tree], as_json: bool) -> None:
     if as_json:
-        rows = [{"law": law_name(report), **asdict(report)} for report in reports]
+        rows = [{"law": report.law, **asdict(report)} for report in reports]
         shapes = [tree.to_json() for tree in trees]
         echo_json({"context_edges": CONTEXT_EDGES, "trees": shapes, "groups": rows})
     else:

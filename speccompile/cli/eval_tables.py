@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from speccompile.cli.show import table
-from speccompile.train.evaluate import CONTEXT_EDGES
+from speccompile.train.evaluate import CONTEXT_EDGES, context_name
 from speccompile.train.measure import GroupReport
-
-
-def law_name(report: GroupReport) -> str:
-    return f"T={report.temperature:g}" if report.temperature else "greedy"
 
 
 def all_tables(reports: Sequence[GroupReport]) -> str:
@@ -23,7 +19,7 @@ def all_tables(reports: Sequence[GroupReport]) -> str:
 
 def length_table(reports: Sequence[GroupReport]) -> str:
     """One row per tree, one column per group."""
-    head = ["tree", "drafts", "depth", *(f"{r.data} {law_name(r)}" for r in reports)]
+    head = ["tree", "drafts", "depth", *(f"{r.data} {r.law}" for r in reports)]
     rows = [
         [tree.name, tree.nodes, tree.depth, *(f"{r.trees[i].length:.3f}" for r in reports)]
         for i, tree in enumerate(reports[0].trees)
@@ -48,7 +44,7 @@ def rank_table(report: GroupReport) -> str:
     ):
         rows.append([str(depth), *_shares(all_rounds), "|", *_shares(given)])
     return (
-        f"{report.data} {law_name(report)}: accepted drafts by depth and rank, {branch} candidates a node;\n"
+        f"{report.data} {report.law}: accepted drafts by depth and rank, {branch} candidates a node;\n"
         "left: share of all rounds, right: share of the rounds that accepted the parent\n" + table(rows)
     )
 
@@ -64,11 +60,4 @@ def context_table(report: GroupReport) -> str:
     for i in used:
         lengths = [f"{t.context_length[i]:.3f}" if t.context_rounds[i] else "-" for t in report.trees]
         rows.append([context_name(i), str(report.trees[0].context_rounds[i]), *lengths])
-    return f"{report.data} {law_name(report)}: acceptance length by tokens before the root\n" + table(rows)
-
-
-def context_name(bucket: int) -> str:
-    """Such as ``256-511`` or ``2048+``."""
-    if bucket + 1 == len(CONTEXT_EDGES):
-        return f"{CONTEXT_EDGES[bucket]}+"
-    return f"{CONTEXT_EDGES[bucket]}-{CONTEXT_EDGES[bucket + 1] - 1}"
+    return f"{report.data} {report.law}: acceptance length by tokens before the root\n" + table(rows)

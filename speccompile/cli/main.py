@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("Measure speed against plain decoding and transformers.", "bench"),
     "rollout": ("Let the target answer prompts, as training data for a head.", ""),
     "train": ("Train an EAGLE head by online distillation.", ""),
+    "plot-run": ("Draw the learning curves of training runs.", "plot"),
     "eval-draft": ("Estimate a head's acceptance on rollouts.", ""),
 }
 

@@ -28,6 +28,13 @@ CONTEXT_EDGES = (0, 256, 512, 1024, 2048)
 """Where the context-length buckets begin, in tokens before the root of a round; the last one is open."""
 
 
+def context_name(bucket: int) -> str:
+    """A context-length bucket in words, such as ``256-511`` or ``2048+``."""
+    if bucket + 1 == len(CONTEXT_EDGES):
+        return f"{CONTEXT_EDGES[bucket]}+"
+    return f"{CONTEXT_EDGES[bucket]}-{CONTEXT_EDGES[bucket + 1] - 1}"
+
+
 @dataclass(frozen=True)
 class Acceptance:
     """``chain[d]``, ``tree[d]``: share of rounds in which at least d + 1 drafts are accepted, with one

@@ -63,6 +63,11 @@ class GroupReport:
     trees: tuple[TreeResult, ...]
     ranks: RankShares
 
+    @property
+    def law(self) -> str:
+        """``greedy`` or such as ``T=0.7``."""
+        return f"T={self.temperature:g}" if self.temperature else "greedy"
+
 
 def collect_ranks(
     name: str,

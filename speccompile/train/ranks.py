@@ -46,6 +46,7 @@ def rank_sequences(
     """
     law = law or greedy_law(len(batch.token))
     device = batch.token.device
+    token_ids = token_ids.to(device)
     label = batch.supervised & (torch.arange(batch.token.shape[1], device=device) <= batch.length[:, None])
     alive = label[:, 1:-1] & label[:, 2:]  # column i: the root is token i + 1, the first draft token i + 2
     starts = alive

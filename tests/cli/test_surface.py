@@ -30,6 +30,7 @@ SURFACE = {
         "engines", "--prompts", "--limit", "--max-tokens", "--temperature", "--baselines", "--model",
         "--chat", "--no-chat", "--json",
     },
+    "plot-run": {"runs", "--output", "--by"},
     "eval-draft": {
         "--model", "--draft", "--data", "--depth", "--branch", "--tree", "--best-nodes", "--write-tree",
         "--sampling", "--max-texts", "--held-out-percent", "--dtype", "--json", "--plot",
@@ -45,7 +46,8 @@ def flags(name: str) -> set[str]:
 
 def test_commands():
     assert list(COMMANDS) == [
-        "build", "run", "inspect", "verify", "demo", "bench", "rollout", "train", "eval-draft",
+        "build", "run", "inspect", "verify", "demo", "bench", "rollout", "train", "plot-run",
+        "eval-draft",
     ]  # fmt: skip
 
 
