@@ -31,6 +31,7 @@ def make_optimizer(head: EagleHead, config: TrainConfig) -> torch.optim.AdamW:
         ],
         lr=config.lr,
         betas=(0.9, 0.95),
+        fused=True,
     )
 
 

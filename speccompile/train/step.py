@@ -37,8 +37,9 @@ def step_results(
     """Losses of every unrolled step; ``teacher_weight_Uh`` are the target's ``lm_head`` rows."""
     teacher = Teacher(batch, teacher_weight_Uh)
     feature = batch.feature.to(head.embed_tokens.weight.dtype)
+    drafts = unroll(head, batch.token, feature, steps, teacher.drafted(steps))
     results = []
-    for step, (hidden, scored) in enumerate(unroll(head, batch.token, feature, steps)):
+    for step, (hidden, scored) in enumerate(drafts):
         sequence, column, row = teacher.columns(step)
         token_loss, correct = _token_loss(scored[sequence, column], head.lm_head.weight, teacher, row, loss)
         feature_loss = torch.zeros_like(token_loss)

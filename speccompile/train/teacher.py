@@ -8,6 +8,7 @@ Legend: B sequences, T columns, S supervised positions, U draft vocabulary, h hi
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from speccompile.train.batches import Batch
@@ -44,6 +45,11 @@ class Teacher:
         """Head columns supervised at draft step ``step``: their sequence, column, and teacher row."""
         sequence, position = self.wanted[:, step + 1 :].nonzero(as_tuple=True)
         return sequence, position, self._row[sequence, position + step + 1]
+
+    def drafted(self, steps: int) -> Tensor:
+        """Columns with a label at any of the draft steps, bool [B, T]."""
+        later = [F.pad(self.wanted[:, s + 1 :], (0, s + 1)) for s in range(steps)]
+        return torch.stack(later).any(0)
 
     @torch.no_grad()
     def rows(self, row: Tensor) -> tuple[Tensor, Tensor]:

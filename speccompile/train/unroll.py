@@ -4,7 +4,8 @@ Step 0 of column i reads the true pair (feature i, token i+1).  Step s reads the
 s-1 in the same column with the true token i+1+s at position i+s, and attends to the true pairs 0..i and to
 its own column's earlier steps: exactly what the runtime's head sees when it drafts s+1 tokens after
 position i (EAGLE-3, arXiv 2503.01840, section 3).
-Legend: B sequences, T columns, q / k heads of queries / keys, g queries per key head, D head size.
+Legend: B sequences, T columns, N drafted columns (of all sequences, end to end), W most drafted columns of a
+sequence, q / k heads of queries / keys, g queries per key head, D head size.
 """
 
 from __future__ import annotations
@@ -12,54 +13,84 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from speccompile.model.eagle import EagleHead
 
 
 class UnrolledAttention:
-    """Dense attention for all columns at once; ``attend`` of the shared layers."""
+    """``attend`` of the shared layers for all columns at once.
 
-    def __init__(self, columns: int, device: torch.device) -> None:
-        self._future_TT = torch.ones(columns, columns, dtype=torch.bool, device=device).triu(1)
-        self._keys: dict[int, list[Tensor]] = {}
-        self._values: dict[int, list[Tensor]] = {}
+    The first call of a layer is step 0, over [B, T]; later calls are over the N drafted columns.
+    """
 
-    def __call__(self, layer: int, q_BTqD: Tensor, k_BTkD: Tensor, v_BTkD: Tensor) -> Tensor:
-        keys, values = self._keys.setdefault(layer, []), self._values.setdefault(layer, [])
-        keys.append(k_BTkD)
-        values.append(v_BTkD)
-        columns, key_heads = k_BTkD.shape[1:3]
-        q_BTkgD = q_BTqD.unflatten(2, (key_heads, -1)) * q_BTqD.shape[-1] ** -0.5
-        q_BkgTD, k_BkTD, v_BkTD = (
-            q_BTkgD.permute(0, 2, 3, 1, 4),
-            keys[0].transpose(1, 2),
-            values[0].transpose(1, 2),
-        )
-        scores = (q_BkgTD.flatten(2, 3) @ k_BkTD.transpose(-1, -2)).unflatten(2, (-1, columns))
-        parts = [scores.masked_fill(self._future_TT, -torch.inf)]
-        parts += [(q_BTkgD * k.unsqueeze(3)).sum(-1, keepdim=True).permute(0, 2, 3, 1, 4) for k in keys[1:]]
-        joined = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
-        weight = torch.softmax(joined.float(), dim=-1).to(v_BTkD.dtype)
-        mixed = (
-            (weight[..., :columns].flatten(2, 3) @ v_BkTD).unflatten(2, (-1, columns)).permute(0, 3, 1, 2, 4)
-        )
-        for step, v in enumerate(values[1:]):
-            mixed = mixed + weight[..., columns + step].permute(0, 3, 1, 2).unsqueeze(-1) * v.unsqueeze(3)
-        return mixed.flatten(2, 3)
+    def __init__(self, drafted_BT: Tensor) -> None:
+        count_B = drafted_BT.sum(1)
+        self.sequence_N, self.column_N = drafted_BT.nonzero(as_tuple=True)
+        self._slot_N = drafted_BT.cumsum(1)[self.sequence_N, self.column_N] - 1
+        self._grid = (len(count_B), int(count_B.max()))
+        position = torch.arange(drafted_BT.shape[1], device=drafted_BT.device)
+        hidden_BWT = position > self._spread(self.column_N)[..., None]
+        self._hidden_B11WT = hidden_BWT[:, None, None]
+        self._true: dict[int, tuple[Tensor, Tensor]] = {}
+        self._own: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def _spread(self, x_N: Tensor) -> Tensor:
+        """[N, ...] -> [B, W, ...], zero where a sequence has fewer than W."""
+        return x_N.new_zeros(*self._grid, *x_N.shape[1:]).index_put((self.sequence_N, self._slot_N), x_N)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layer not in self._true:
+            self._true[layer] = (k.transpose(1, 2), v.transpose(1, 2))
+            return _causal(q.transpose(1, 2), *self._true[layer]).transpose(1, 2)
+        q_BWqD, k_BWkD, v_BWkD = (self._spread(x) for x in (q, k, v))
+        self._own.setdefault(layer, []).append((k_BWkD.unsqueeze(3), v_BWkD.unsqueeze(3)))
+        q_BWkgD = q_BWqD.unflatten(2, (k_BWkD.shape[2], -1)) * q.shape[-1] ** -0.5
+        mixed_BWkgD = self._mix(q_BWkgD, *self._true[layer], self._own[layer])
+        return mixed_BWkgD[self.sequence_N, self._slot_N].flatten(1, 2)
+
+    def _mix(
+        self, q_BWkgD: Tensor, k_BkTD: Tensor, v_BkTD: Tensor, own: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """One softmax over the true pairs up to the column and over the column's own earlier steps."""
+        width, pairs = q_BWkgD.shape[1], k_BkTD.shape[2]
+        q_BkgWD = q_BWkgD.permute(0, 2, 3, 1, 4)
+        true = (q_BkgWD.flatten(2, 3) @ k_BkTD.transpose(-1, -2)).unflatten(2, (-1, width))
+        scores = [true.masked_fill(self._hidden_B11WT, -torch.inf)]
+        scores += [(q_BWkgD * k).sum(-1, keepdim=True).permute(0, 2, 3, 1, 4) for k, _ in own]
+        weight = torch.softmax(torch.cat(scores, dim=-1).float(), dim=-1).to(v_BkTD.dtype)
+        mixed = (weight[..., :pairs].flatten(2, 3) @ v_BkTD).unflatten(2, (-1, width)).permute(0, 3, 1, 2, 4)
+        for step, (_, v) in enumerate(own):
+            mixed = mixed + weight[..., pairs + step].permute(0, 3, 1, 2).unsqueeze(-1) * v
+        return mixed
 
 
-def unroll(head: EagleHead, token: Tensor, feature: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _causal(q_BqTD: Tensor, k_BkTD: Tensor, v_BkTD: Tensor) -> Tensor:
+    groups = q_BqTD.shape[1] // k_BkTD.shape[1]
+    k_BqTD, v_BqTD = (x.repeat_interleave(groups, dim=1) for x in (k_BkTD, v_BkTD))
+    return F.scaled_dot_product_attention(q_BqTD, k_BqTD, v_BqTD, is_causal=True)
+
+
+def unroll(
+    head: EagleHead, token: Tensor, feature: Tensor, steps: int, drafted: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """``token`` [B, T + 1], ``feature`` [B, T, F] -> per step the fed-back and the scored hidden, [B, T, h].
 
     Column i of step s scores the distribution of token i+2+s; columns whose tokens lie beyond the
-    sequence hold values that no loss reads.
+    sequence hold values that no loss reads.  ``drafted`` bool [B, T] limits the steps after the first to the
+    columns that matter; the others hold zeros there.
     """
     columns = feature.shape[1]
-    attend = UnrolledAttention(columns, token.device)
+    if drafted is None:
+        drafted = torch.ones(token.shape[0], columns, dtype=torch.bool, device=token.device)
+    attend = UnrolledAttention(drafted)
     column = torch.arange(columns, device=token.device)
-    hidden = head.fuse(feature)
-    for step in range(steps):
-        shifted = token[:, (column + 1 + step).clamp(max=columns)]
-        hidden, scored = head(shifted, hidden, column + step, attend)
-        yield hidden, scored
+    hidden, scored = head(token[:, 1:], head.fuse(feature), column, attend)
+    yield hidden, scored
+    where = attend.sequence_N, attend.column_N
+    hidden_Nh = hidden[where]
+    for step in range(1, steps):
+        shifted = token[where[0], (where[1] + 1 + step).clamp(max=columns)]
+        hidden_Nh, scored_Nh = head(shifted, hidden_Nh, where[1] + step, attend)
+        yield tuple(x.new_zeros(*hidden.shape).index_put(where, x) for x in (hidden_Nh, scored_Nh))
