@@ -141,7 +141,7 @@ def _collect(
         new, left_out = collect_ranks(name, source, refs, head, token_ids, config, bar)
         if left_out:
             echo_status(
-                f"{name}: {left_out} texts left out; the target draws them neither greedily nor by a seed on record"
+                f"{name}: {left_out} texts left out; the target draws them neither greedily nor by their seed"
             )
         groups += [group for group in new if len(group.table)]
     if not groups:

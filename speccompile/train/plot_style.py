@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from speccompile.errors import SpeccompileError
 
@@ -15,7 +16,7 @@ from speccompile.errors import SpeccompileError
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -39,8 +40,8 @@ def panels(
     rows: int, columns: int, *, width: float, height: float, sharex: bool = False
 ) -> tuple[Figure, Any]:
     """A figure and its axes [rows, columns]; sizes are of one panel, in inches."""
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    figure = Figure(figsize=(width * columns, height * rows))
+    figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
     return figure, figure.subplots(rows, columns, squeeze=False, sharex=sharex)
 
 
