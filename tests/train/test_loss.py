@@ -63,7 +63,7 @@ def test_columns_that_are_left_out_change_nothing_in_the_others(tmp_path):
     cache = tiny_cache(tmp_path, target)
     head, _ = live_head(target, 2)
     refs = sorted(cache.refs, key=lambda r: r.features)[-3:]
-    batch = load_batch(cache, refs, 64, "hidden", lambda _i, a: a)
+    batch = FeatureSource(target, cache).batch(refs, 64, lambda _i, a: a)
     drafted = torch.rand(batch.feature.shape[:2], generator=torch.Generator().manual_seed(0)) < 0.5
     every = unroll(head, batch.token, batch.feature, 3)
     some = unroll(head, batch.token, batch.feature, 3, drafted)
