@@ -54,13 +54,14 @@ class UnrolledAttention:
         self, q_BWkgD: Tensor, k_BkTD: Tensor, v_BkTD: Tensor, own: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
         """One softmax over the true pairs up to the column and over the column's own earlier steps."""
-        width, pairs = q_BWkgD.shape[1], k_BkTD.shape[2]
+        pairs = k_BkTD.shape[2]
         q_BkgWD = q_BWkgD.permute(0, 2, 3, 1, 4)
-        true = (q_BkgWD.flatten(2, 3) @ k_BkTD.transpose(-1, -2)).unflatten(2, (-1, width))
+        gW = q_BkgWD.shape[2:4]
+        true = (q_BkgWD.flatten(2, 3) @ k_BkTD.transpose(-1, -2)).unflatten(2, gW)
         scores = [true.masked_fill(self._hidden_B11WT, -torch.inf)]
         scores += [(q_BWkgD * k).sum(-1, keepdim=True).permute(0, 2, 3, 1, 4) for k, _ in own]
         weight = torch.softmax(torch.cat(scores, dim=-1).float(), dim=-1).to(v_BkTD.dtype)
-        mixed = (weight[..., :pairs].flatten(2, 3) @ v_BkTD).unflatten(2, (-1, width)).permute(0, 3, 1, 2, 4)
+        mixed = (weight[..., :pairs].flatten(2, 3) @ v_BkTD).unflatten(2, gW).permute(0, 3, 1, 2, 4)
         for step, (_, v) in enumerate(own):
             mixed = mixed + weight[..., pairs + step].permute(0, 3, 1, 2).unsqueeze(-1) * v
         return mixed
