@@ -1,8 +1,9 @@
 """The program that rollouts call: ``target_step`` with features wide enough for the trainer.
 
-Eager it is the graph itself.  Compiled by the ``torch`` lowering it decodes several times faster; the
-result, which holds the weights, is kept in ``.program/`` of the output folder under a name made of all it
-depends on, so that the next run loads it in a second.
+Eager it is the graph itself.  Compiled by the ``torch`` lowering it decodes faster (SmolLM2-135M in bf16 on
+one core, context 200: 520 instead of 300 rows/s at 160 rows, 210 instead of 50 at 4); the result, which holds
+the weights, is kept in ``.program/`` of the output folder under a name made of all it depends on, so that the
+next run loads it in a second.
 """
 
 from __future__ import annotations

@@ -30,6 +30,11 @@ SURFACE = {
         "engines", "--prompts", "--limit", "--max-tokens", "--temperature", "--baselines", "--model",
         "--chat", "--no-chat", "--json",
     },
+    "rollout": {
+        "--model", "--prompts", "--output", "--answer-tokens", "--answers", "--batch-size", "--max-answer",
+        "--max-user", "--max-length", "--own-prompts", "--second-turns", "--temperatures", "--features",
+        "--aux-layers", "--compile", "--seed", "--dtype", "--json",
+    },
     "plot-run": {"runs", "--output", "--by"},
     "eval-draft": {
         "--model", "--draft", "--data", "--depth", "--branch", "--tree", "--best-nodes", "--write-tree",
