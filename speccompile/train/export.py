@@ -156,6 +156,10 @@ def check_format(name: str, config: HeadConfig) -> None:
         raise ConfigError(f"--format {name}: must be one of {', '.join(FORMATS)}")
     if config.kind not in FORMATS[name][0]:
         raise ConfigError(f"--format {name}: holds EAGLE-3 heads only; use --format safeailab")
+    if name in ("specforge", "modelopt") and config.aux_layers and config.aux_layers[0] == 0:
+        raise ConfigError(
+            f"--format {name}: cannot say 'input of layer 0' (aux_layers); use --format safeailab"
+        )
     if name in ("safeailab", "specforge") and (config.norm_feedback or config.fc_input_norm):
         raise ConfigError(
             f"--format {name}: cannot say norm_feedback or fc_input_norm; use --format speculators"

@@ -21,7 +21,7 @@ from speccompile.train.checkpoint import STATE_FILE, Progress, RunState, trainab
 from speccompile.train.config import TrainConfig
 from speccompile.train.distributed import Ranks
 from speccompile.train.evaluate import Acceptance, greedy_rows, measure_acceptance
-from speccompile.train.export import DEFAULT_FORMAT, export_head
+from speccompile.train.export import DEFAULT_FORMAT, check_format, export_head
 from speccompile.train.feature_cache import FeatureCache
 from speccompile.train.features import FeatureSource
 from speccompile.train.initial import WarmStart, head_aux_layers
@@ -72,6 +72,7 @@ class Trainer:
         )
         self.ranks.copy_from_first([self.token_ids])
         self.head = start_head(config, self.source, self.token_ids, init)
+        check_format(format_name, self.head.config)
         self.ranks.copy_from_first(self.head.parameters())
         self.teacher_weight_Uh = target.lm_head.weight.detach()[self.token_ids]
         self.loss = parse_loss(config.loss, config.loss_top_k)
