@@ -7,16 +7,13 @@ end-of-turn ids are marked, nothing else; a shard says which target its features
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
-
-import torch
-from torch import Tensor
+from typing import Literal
 
 from speccompile.checkpoint.tokenizer import Tokenizer
-from speccompile.errors import ConfigError, RequestError
+from speccompile.errors import ConfigError
 from speccompile.model.llama import Llama
 from speccompile.train.cache import CacheError, Rollout, write_shard
 from speccompile.train.chat_frame import ChatFrame
@@ -24,13 +21,13 @@ from speccompile.train.feature_cache import TextFeatures
 from speccompile.train.features import run_target, target_digest
 from speccompile.train.rollout import Generator
 from speccompile.train.rollout_program import make_program
+from speccompile.train.row_ids import each_row, make_prompt, make_text
 from speccompile.train.rows import Row, RowReport, read_rows
-from speccompile.train.talk import Prompt, RolloutConfig
+from speccompile.train.talk import RolloutConfig
 
 Answers = Literal["target", "given"]
 _SHARD_TOKENS = 40_000
 _READ_TOGETHER = 8
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,43 +73,6 @@ class ShardWriter:
             tokens=self.tokens,
             answer_tokens=self.answer_tokens,
         )
-
-
-def make_prompt(row: Row, tokenizer: Tokenizer, frame: ChatFrame | None) -> Prompt:
-    """The row up to and including the generation prompt of its last answer, with its follow-ups.
-
-    A text without the template's generation prompt is taken whole: the target continues it.
-    """
-    if row.text is None:
-        messages = list(row.messages)
-        ids = tokenizer.encode_chat(messages if messages[-1]["role"] == "user" else messages[:-1])
-        more = tuple(tuple(tokenizer.encode(text, add_bos=False)) for text in row.follow_ups)
-        return Prompt(tuple(ids), more)
-    ids = tokenizer.encode(row.text, add_bos=False)
-    marker = frame.marker if frame else ()
-    ends = [e for e in range(len(marker), len(ids)) if marker and tuple(ids[e - len(marker) : e]) == marker]
-    return Prompt(tuple(ids[: ends[-1]] if ends else ids))
-
-
-def make_text(row: Row, tokenizer: Tokenizer, frame: ChatFrame) -> tuple[Tensor, Tensor]:
-    """Ids i64 and answer mask bool of a row as it is."""
-    if row.text is None:
-        ids, mask = frame.read_chat(tokenizer, row.messages)
-    else:
-        ids = tokenizer.encode(row.text, add_bos=False)
-        mask = frame.answer_mask(ids)
-    return torch.tensor(ids), torch.tensor(mask)
-
-
-def each_row(rows: Sequence[Row], make: Callable[[Row], _T], report: RowReport) -> list[_T]:
-    """``make`` of every row; rows that the chat template refuses are reported by line."""
-    made = []
-    for row in rows:
-        try:
-            made.append(make(row))
-        except RequestError as error:
-            report.add(str(error), row.line)
-    return made
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from speccompile.build.lowering.reference import LOWERING
+from speccompile.build.lowering import get_lowering
 from speccompile.errors import BuildError
 from speccompile.model.programs import TargetStep
 from speccompile.train import rollout_program
@@ -47,9 +47,10 @@ def make(folder, target=None, *, answer_tokens=10, said=None, **changes):
     return make_program(target or tiny_target(), config, answer_tokens, folder, say)
 
 
-def test_an_exported_program_gives_the_same_rollouts(tmp_path, monkeypatch):
-    """The exported graph stands for machine code, which takes a minute to make."""
-    monkeypatch.setattr(rollout_program, "get_lowering", lambda _name: LOWERING)
+@pytest.mark.parametrize("backend", ["reference", pytest.param("torch", marks=pytest.mark.slow)])
+def test_an_exported_program_gives_the_same_rollouts(tmp_path, monkeypatch, backend):
+    """As the graph itself; ``torch`` is the machine code that is used, which takes a while to make."""
+    monkeypatch.setattr(rollout_program, "get_lowering", lambda _name: get_lowering(backend))
     target, config = tiny_target(), RolloutConfig(**SETTINGS)
     program = make(tmp_path, target, compile="on")
     exported = Generator(target, None, PROMPT, config, program).rollouts()

@@ -12,8 +12,9 @@ from speccompile.model.load import load_llama
 from speccompile.train.cache import CacheError, RolloutCache
 from speccompile.train.chat_frame import ChatFrame
 from speccompile.train.features import FeatureSource
+from speccompile.train.row_ids import make_prompt, make_text
 from speccompile.train.rows import Row, read_rows
-from speccompile.train.sources import RolloutJob, make_prompt, make_text, write_rollouts
+from speccompile.train.sources import RolloutJob, write_rollouts
 from speccompile.train.talk import RolloutConfig
 from speccompile.train.tokenizing import target_tokenizer
 from tests.checkpoint.builders import edit_json, write_llama, write_tokenizer
