@@ -1,6 +1,6 @@
 """``speccompile train``: an EAGLE head by online distillation, from prompts or from a rollout cache.
 
-``torchrun --nproc-per-node 2 -m speccompile.cli.main train ...`` trains with several processes.
+``torchrun --nproc-per-node 2 -m speccompile train ...`` trains with several processes.
 """
 
 from __future__ import annotations

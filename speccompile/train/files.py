@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -37,7 +38,10 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     except (OSError, RuntimeError) as error:
         # torch.save reports a failed write as RuntimeError, without the reason
         failure = write_error(path, error)
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(
+            OSError
+        ):  # the folder itself may be what is wrong; that error is raised below
+            part.unlink(missing_ok=True)
         if failure is None:
             raise
         raise failure from error
