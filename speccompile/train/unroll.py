@@ -18,6 +18,8 @@ from torch import Tensor
 
 from speccompile.model.eagle import EagleHead
 
+_SHORT = 384
+
 
 class UnrolledAttention:
     """``attend`` of the shared layers for all columns at once.
@@ -30,9 +32,8 @@ class UnrolledAttention:
         self.sequence_N, self.column_N = drafted_BT.nonzero(as_tuple=True)
         self._slot_N = drafted_BT.cumsum(1)[self.sequence_N, self.column_N] - 1
         self._grid = (len(count_B), int(count_B.max()))
-        position = torch.arange(drafted_BT.shape[1], device=drafted_BT.device)
-        hidden_BWT = position > self._spread(self.column_N)[..., None]
-        self._hidden_B11WT = hidden_BWT[:, None, None]
+        self._position_T = torch.arange(drafted_BT.shape[1], device=drafted_BT.device)
+        self._hidden_B11WT = (self._position_T > self._spread(self.column_N)[..., None])[:, None, None]
         self._true: dict[int, tuple[Tensor, Tensor]] = {}
         self._own: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -43,34 +44,42 @@ class UnrolledAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer not in self._true:
             self._true[layer] = (k.transpose(1, 2), v.transpose(1, 2))
-            return _causal(q.transpose(1, 2), *self._true[layer]).transpose(1, 2)
+            return self._first(q, *self._true[layer])
         q_BWqD, k_BWkD, v_BWkD = (self._spread(x) for x in (q, k, v))
         self._own.setdefault(layer, []).append((k_BWkD.unsqueeze(3), v_BWkD.unsqueeze(3)))
-        q_BWkgD = q_BWqD.unflatten(2, (k_BWkD.shape[2], -1)) * q.shape[-1] ** -0.5
-        mixed_BWkgD = self._mix(q_BWkgD, *self._true[layer], self._own[layer])
-        return mixed_BWkgD[self.sequence_N, self._slot_N].flatten(1, 2)
+        mixed_BWqD = _mix(q_BWqD, *self._true[layer], self._hidden_B11WT, self._own[layer])
+        return mixed_BWqD[self.sequence_N, self._slot_N]
 
-    def _mix(
-        self, q_BWkgD: Tensor, k_BkTD: Tensor, v_BkTD: Tensor, own: list[tuple[Tensor, Tensor]]
-    ) -> Tensor:
-        """One softmax over the true pairs up to the column and over the column's own earlier steps."""
-        pairs = k_BkTD.shape[2]
-        q_BkgWD = q_BWkgD.permute(0, 2, 3, 1, 4)
-        gW = q_BkgWD.shape[2:4]
-        true = (q_BkgWD.flatten(2, 3) @ k_BkTD.transpose(-1, -2)).unflatten(2, gW)
-        scores = [true.masked_fill(self._hidden_B11WT, -torch.inf)]
-        scores += [(q_BWkgD * k).sum(-1, keepdim=True).permute(0, 2, 3, 1, 4) for k, _ in own]
-        weight = torch.softmax(torch.cat(scores, dim=-1).float(), dim=-1).to(v_BkTD.dtype)
-        mixed = (weight[..., :pairs].flatten(2, 3) @ v_BkTD).unflatten(2, gW).permute(0, 3, 1, 2, 4)
-        for step, (_, v) in enumerate(own):
-            mixed = mixed + weight[..., pairs + step].permute(0, 3, 1, 2).unsqueeze(-1) * v
-        return mixed
+    def _first(self, q_BTqD: Tensor, k_BkTD: Tensor, v_BkTD: Tensor) -> Tensor:
+        """Causal attention.  The fused kernel's backward is slow for short sequences on CPUs."""
+        if q_BTqD.device.type == "cpu" and q_BTqD.shape[1] <= _SHORT:
+            return _mix(q_BTqD, k_BkTD, v_BkTD, self._position_T > self._position_T[:, None], [])
+        groups = q_BTqD.shape[2] // k_BkTD.shape[1]
+        k_BqTD, v_BqTD = (x.repeat_interleave(groups, dim=1) for x in (k_BkTD, v_BkTD))
+        q_BqTD = q_BTqD.transpose(1, 2)
+        return F.scaled_dot_product_attention(q_BqTD, k_BqTD, v_BqTD, is_causal=True).transpose(1, 2)
 
 
-def _causal(q_BqTD: Tensor, k_BkTD: Tensor, v_BkTD: Tensor) -> Tensor:
-    groups = q_BqTD.shape[1] // k_BkTD.shape[1]
-    k_BqTD, v_BqTD = (x.repeat_interleave(groups, dim=1) for x in (k_BkTD, v_BkTD))
-    return F.scaled_dot_product_attention(q_BqTD, k_BqTD, v_BqTD, is_causal=True)
+def _mix(
+    q_BWqD: Tensor, k_BkTD: Tensor, v_BkTD: Tensor, hidden_WT: Tensor, own: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """One softmax over the true pairs that are not hidden and over the column's own earlier steps.
+
+    ``own`` holds keys and values [B, W, k, 1, D]; returns [B, W, q, D].
+    """
+    pairs = k_BkTD.shape[2]
+    q_BWkgD = q_BWqD.unflatten(2, (k_BkTD.shape[1], -1)) * q_BWqD.shape[-1] ** -0.5
+    q_BkgWD = q_BWkgD.permute(0, 2, 3, 1, 4)
+    gW = q_BkgWD.shape[2:4]
+    true = (q_BkgWD.flatten(2, 3) @ k_BkTD.transpose(-1, -2)).unflatten(2, gW)
+    scores = [true.masked_fill(hidden_WT, -torch.inf)]
+    scores += [(q_BWkgD * k).sum(-1, keepdim=True).permute(0, 2, 3, 1, 4) for k, _ in own]
+    joined = torch.cat(scores, dim=-1) if own else scores[0]
+    weight = torch.softmax(joined.float(), dim=-1).to(v_BkTD.dtype)
+    mixed = (weight[..., :pairs].flatten(2, 3) @ v_BkTD).unflatten(2, gW).permute(0, 3, 1, 2, 4)
+    for step, (_, v) in enumerate(own):
+        mixed = mixed + weight[..., pairs + step].permute(0, 3, 1, 2).unsqueeze(-1) * v
+    return mixed.flatten(2, 3)
 
 
 def unroll(

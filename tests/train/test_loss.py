@@ -58,6 +58,18 @@ def test_unrolled_steps_equal_the_runtime_draft(layers, tmp_path):
         torch.testing.assert_close(steps[:, column], expected, rtol=1e-3, atol=1e-3)
 
 
+def test_long_sequences_take_another_kernel_to_the_same_end(tmp_path, monkeypatch):
+    target = tiny_target()
+    cache = tiny_cache(tmp_path, target)
+    head, _ = live_head(target, 2)
+    batch = FeatureSource(target, cache).batch(cache.refs[:3], 64, lambda _i, a: a)
+    short = [scored for _, scored in unroll(head, batch.token, batch.feature, 2)]
+    monkeypatch.setattr("speccompile.train.unroll._SHORT", 0)
+    long = [scored for _, scored in unroll(head, batch.token, batch.feature, 2)]
+    for a, b in zip(short, long, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
 def test_columns_that_are_left_out_change_nothing_in_the_others(tmp_path):
     target = tiny_target()
     cache = tiny_cache(tmp_path, target)
@@ -127,6 +139,17 @@ def test_supervision_covers_answers_with_their_end_and_nothing_else():
     mask = supervision(ids, answer, torch.tensor([EOS]), False)
     assert mask.tolist() == [False, False, True, True, True, False, False, True, True, False]
     assert supervision(ids, answer, torch.tensor([EOS]), True).all()
+
+
+def test_a_batch_without_labels_has_no_loss(tmp_path):
+    target = tiny_target()
+    cache = tiny_cache(tmp_path, target)
+    head, _ = live_head(target)
+    batch = FeatureSource(target, cache).batch(cache.refs[:2], 64, lambda _i, a: torch.zeros_like(a))
+    results = step_results(head, batch, 3, soft_cross_entropy, head.lm_head.weight)
+    loss = total_loss(results, [r.count for r in results], 0.8, 0.1)
+    loss.backward()
+    assert float(loss.detach()) == 0.0
 
 
 def test_padding_changes_nothing(tmp_path):
