@@ -22,6 +22,7 @@ from speccompile.model.load import draft_token_ids, load_head, load_llama
 from speccompile.train.cache import RolloutCache, SequenceRef
 from speccompile.train.evaluate import CONTEXT_EDGES
 from speccompile.train.features import FeatureSource
+from speccompile.train.files import write_atomically
 from speccompile.train.measure import GroupReport, RankConfig, TextGroup, collect_ranks, report_group
 from speccompile.tree.named import chain, resolve_tree
 from speccompile.tree.replay import NOT_DRAFTED, join_tables
@@ -48,7 +49,8 @@ from speccompile.tree.tree import Tree
     "--best-nodes",
     type=click.IntRange(1, NOT_DRAFTED - 1),
     default=None,
-    help="Also find the best tree of at most this many drafts (the root is not one) on all data together.",
+    help="Also find the best tree of at most this many drafts (the root is not one), no deeper than "
+    "--depth and the deepest --tree, on all data together.",
 )
 @click.option(
     "--write-tree",
@@ -93,7 +95,8 @@ def command(
     if best_nodes is not None:
         trees.append(best_tree(join_tables([g.table for g in groups], config.depth), best_nodes))
     if write_tree is not None:
-        write_tree.write_text(json.dumps(trees[-1].to_json()) + "\n", encoding="utf-8")
+        text = json.dumps(trees[-1].to_json()) + "\n"
+        write_atomically(write_tree, lambda file: file.write(text.encode()))
     reports = [report_group(group, trees, branch) for group in groups]
     _show(reports, trees, as_json)
     if draw is not None and plot is not None:

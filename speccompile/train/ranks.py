@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from speccompile.model.eagle import EagleHead
@@ -52,7 +53,9 @@ def rank_sequences(
     starts = alive
     rank = torch.full((*alive.shape, depth), NOT_DRAFTED, dtype=torch.uint8, device=device)
     feature = batch.feature.to(head.embed_tokens.weight.dtype)
-    for step, (_, scored) in enumerate(unroll(head, batch.token, feature, depth)):
+    drafted = F.pad(starts, (0, 1))  # nothing follows the last token
+    steps = unroll(head, batch.token, feature, depth if starts.any() else 1, drafted)
+    for step, (_, scored) in enumerate(steps):
         if step:
             columns = max(0, label.shape[1] - 2 - step)
             reached = rank[:, :columns, step - 1] < NOT_DRAFTED

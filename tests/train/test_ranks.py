@@ -99,3 +99,9 @@ def test_a_text_shorter_than_the_depth():
     graph = tiny(EAGLE1, chain(3))
     table = rank_sequences(graph.head, graph.token_ids, text_batch(graph, [1, 2, 3], 1), 6, VOCAB)[0]
     assert (table.rank[:, 1:] == NOT_DRAFTED).all() and len(table) == 1
+
+
+def test_a_text_without_an_answer_has_no_rounds():
+    graph = tiny(EAGLE1, chain(3))
+    batch = text_batch(graph, [1, 2, 3, 4], 4)
+    assert len(rank_sequences(graph.head, graph.token_ids, batch, 3, VOCAB)[0]) == 0
