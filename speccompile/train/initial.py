@@ -9,6 +9,7 @@ final norm's gain (1 for EAGLE-3) and by the residual's rms.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -174,7 +175,7 @@ def _copy_layer(
         _fill_eagle3_inputs(own, target, index)
 
 
-def _fill_eagle3_inputs(own: dict[str, Tensor], target: Llama, index: int) -> None:
+def _fill_eagle3_inputs(own: Mapping[str, Tensor], target: Llama, index: int) -> None:
     """The first EAGLE-3 layer reads the embedding as the target's layer 0 does, the hidden as layer
     ``index``."""
     embedding, hidden = (dict(target.layers[i].named_parameters()) for i in (0, index))

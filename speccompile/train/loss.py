@@ -9,7 +9,6 @@ supervised positions, U draft vocabulary, K tokens looked at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -87,7 +86,7 @@ TOP_LOSSES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 
 def parse_loss(text: str, k: int) -> TokenLoss:
     """``kl`` or a mixture such as ``kl:0.7,lk:0.3`` as one loss; ConfigError for anything else."""
-    known = {**LOSSES, **{name: partial(loss, k=k) for name, loss in TOP_LOSSES.items()}}
+    known = {**LOSSES, **{name: _looking_at(k, loss) for name, loss in TOP_LOSSES.items()}}
     parts: list[tuple[float, TokenLoss]] = []
     for item in text.split(","):
         name, _, weight = item.strip().partition(":")
@@ -99,6 +98,10 @@ def parse_loss(text: str, k: int) -> TokenLoss:
         return torch.stack([weight * loss(p_SU, log_q_SU) for weight, loss in parts]).sum(0)
 
     return mixture
+
+
+def _looking_at(k: int, loss: Callable[[Tensor, Tensor, int], Tensor]) -> TokenLoss:
+    return lambda p_SU, log_q_SU: loss(p_SU, log_q_SU, k)
 
 
 def _weight(text: str, weight: str) -> float:
