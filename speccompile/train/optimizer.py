@@ -2,7 +2,7 @@
 
 Learning rates are an order below the usual: features have rms 2 and outliers of 50, so a coherent Adam step
 on ``fc`` moves its output by far more than the step's size.  ``fc`` starts at its linear optimum and gets
-a further reduced rate.
+a further reduced rate, lowest for EAGLE-3, whose aux features are some ten times larger than its stream.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from speccompile.model.eagle import EagleHead
 from speccompile.train.config import TrainConfig
 
-_FC_RATE = 0.3
+_FC_RATE = {"eagle1": 0.3, "eagle3": 0.03}
 
 
 def make_optimizer(head: EagleHead, config: TrainConfig) -> torch.optim.AdamW:
@@ -27,7 +27,7 @@ def make_optimizer(head: EagleHead, config: TrainConfig) -> torch.optim.AdamW:
         [
             {"params": matrices, "rate": 1.0, "weight_decay": config.weight_decay},
             {"params": vectors, "rate": 1.0, "weight_decay": 0.0},
-            {"params": fusion, "rate": _FC_RATE, "weight_decay": 0.0},
+            {"params": fusion, "rate": _FC_RATE[head.config.kind], "weight_decay": 0.0},
         ],
         lr=config.lr,
         betas=(0.9, 0.95),
