@@ -62,8 +62,9 @@ class HeadConfig:
     ``aux_layers`` lists the target layers whose *input* residual stream feeds an EAGLE-3 head
     (SafeAILab numbering; every reader converts to it), in ascending order; it is empty for
     EAGLE-1 and for EAGLE-3 heads that take the target's post-norm hidden state.
-    The flags from ``has_fc`` on record which optional tensors the file carries, because the presence
-    of a tensor, not a config key, decides.
+    ``first_input_norm`` is an EAGLE-1 matter: its usual layout has no norm before the first attention, an
+    EAGLE-3 head always does.  The flags from ``has_fc`` on record which optional tensors the file carries,
+    because the presence of a tensor, not a config key, decides.
     """
 
     kind: HeadKind
@@ -83,6 +84,7 @@ class HeadConfig:
     fc_bias: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    first_input_norm: bool = False
     final_norm: bool = True
     norm_before_residual: bool = False
     norm_feedback: bool = False

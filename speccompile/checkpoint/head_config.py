@@ -58,6 +58,7 @@ def head_config(raw: RawHead, facts: HeadFacts, target: LlamaConfig, overrides: 
         fc_bias=raw.has("fc.bias"),
         attention_bias=_any_stored(raw, r"self_attn\.\w+\.bias$"),
         mlp_bias=_any_stored(raw, r"mlp\.\w+\.bias$"),
+        first_input_norm=facts.first_input_norm,
         final_norm=raw.has("norm.weight") and facts.final_norm,
         norm_before_residual=_residual_flavour(raw, facts, overrides),
         norm_feedback=facts.norm_feedback,

@@ -83,7 +83,7 @@ def _layer_shapes(config: HeadConfig, layer: int) -> dict[str, Shape]:
         if config.attention_bias if ".self_attn." in name else config.mlp_bias:
             shapes[f"{name}.bias"] = shape[:1]
     norms = ["post_attention_layernorm"]
-    if layer > 0 or first_eagle3:
+    if layer > 0 or first_eagle3 or config.first_input_norm:
         norms.append("input_layernorm")
     if first_eagle3:
         norms.append("hidden_norm")

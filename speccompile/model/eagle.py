@@ -54,7 +54,8 @@ class EagleHead(nn.Module):
         self.input_norm = RMSNorm(features, eps) if config.fc_input_norm else nn.Identity()
         fc_in = features if eagle3 else 2 * h
         self.fc = nn.Linear(fc_in, h, bias=config.fc_bias) if config.has_fc else nn.Identity()
-        first = Eagle3FirstLayer(config) if eagle3 else DecoderLayer(config, 0, input_norm=False)
+        normed = config.first_input_norm
+        first = Eagle3FirstLayer(config) if eagle3 else DecoderLayer(config, 0, input_norm=normed)
         rest = [DecoderLayer(config, i) for i in range(1, config.num_hidden_layers)]
         self.layers = nn.ModuleList([first, *rest])
         self.norm = RMSNorm(h, eps) if config.final_norm else nn.Identity()

@@ -33,6 +33,9 @@ class TrainConfig:
     from_layers: str = option(
         "", "Target layers that fresh layers are copied from, as 0,1,29; default: last."
     )
+    layer_norms: str = option(
+        "no", "EAGLE-1, yes: the target's norms before the first attention and at the end (our extension)."
+    )
     draft_vocab_size: int = option(8192, "Tokens the head can draft: the answers' most frequent ones.")
     train_lm_head: str = option("auto", "yes: the head's own; no: the target's rows; auto: yes for eagle3.")
     steps: int = option(2000, "Optimizer steps.")
@@ -73,6 +76,8 @@ class TrainConfig:
         parse_loss(self.loss, self.loss_top_k)
         if self.kind == "eagle1" and self.aux_layers:
             raise ConfigError("aux_layers: only an EAGLE-3 head reads them; give kind eagle3")
+        if self.kind == "eagle3" and self.layer_norms == "yes":
+            raise ConfigError("layer_norms: an EAGLE-3 head always has them; leave it out")
         self.layer_list("aux_layers")
         self.layer_list("from_layers")
 
@@ -105,6 +110,7 @@ _CHOICES = {
     "kind": ("eagle1", "eagle3"),
     "init_layers": ("silent", "target"),
     "train_lm_head": ("auto", "yes", "no"),
+    "layer_norms": ("no", "yes"),
     "supervise": ("answers", "all"),
     "dtype": ("bf16", "fp32"),
 }

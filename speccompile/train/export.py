@@ -5,7 +5,7 @@ the weights in bfloat16, with separate q/k/v and gate/up projections.  The forma
 where the config says things; :mod:`speccompile.checkpoint.head_formats` reads all of them back.  Target ids
 ascend with draft ids, and ``d2t`` holds target id - draft id.  An EAGLE-1 head with a reduced draft
 vocabulary and no ``lm_head`` of its own is our extension of the SafeAILab layout: ``d2t`` selects rows of
-the target's.
+the target's.  So are the norms of ``layer_norms``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig
+from speccompile.checkpoint.head_formats.safeailab import LAYER_NORMS
 from speccompile.checkpoint.hf_export import hf_config_json
 from speccompile.errors import ConfigError
 from speccompile.model.eagle import EagleHead
@@ -79,7 +80,8 @@ def _safeailab_json(config: HeadConfig, target: LlamaConfig) -> dict[str, Any]:
     counts."""
     data = llama_json(config, target) | {"draft_vocab_size": config.draft_vocab_size}
     if config.kind == "eagle1":
-        return data | {"bias": config.fc_bias}
+        norms = {LAYER_NORMS: True} if config.first_input_norm else {}
+        return data | {"bias": config.fc_bias} | norms
     data |= {"architectures": ["LlamaForCausalLMEagle3"], _AUX_KEY: list(config.aux_layers)}
     return data | _flags(config)
 
@@ -160,7 +162,8 @@ def check_format(name: str, config: HeadConfig) -> None:
         raise ConfigError(
             f"--format {name}: cannot say 'input of layer 0' (aux_layers); use --format safeailab"
         )
-    if name in ("safeailab", "specforge") and (config.norm_feedback or config.fc_input_norm):
+    unsaid = config.fc_input_norm or (config.norm_feedback and config.kind == "eagle3")
+    if name in ("safeailab", "specforge") and unsaid:
         raise ConfigError(
             f"--format {name}: cannot say norm_feedback or fc_input_norm; use --format speculators"
         )

@@ -2,9 +2,9 @@
 
 A fresh layer is shaped like one of the target's.  ``silent``: its output projections are zero, so that the
 head starts as its linear ``fc`` (:mod:`speccompile.train.fusion`).  ``target``: it is a live copy in the
-head's coordinates.  Two coordinates exist: an EAGLE-1 head works on post-norm features, an EAGLE-3 head on
-the final residual at unit scale, so weights that read or write the residual stream are rescaled by the
-final norm's gain (1 for EAGLE-3) and by the residual's rms.
+head's coordinates.  Two coordinates exist: an EAGLE-1 head works on post-norm features, a head with a final
+norm of its own on the final residual at unit scale, so weights that read or write the residual stream are
+rescaled by the final norm's gain (1 for the latter) and by the residual's rms.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def head_aux_layers(config: TrainConfig, target: Llama, start: WarmStart | None)
 
 def new_head_config(config: TrainConfig, target: Llama, draft_vocab_size: int) -> HeadConfig:
     """A head with the target's own sizes and rope that shares its embedding."""
-    c = target.config
+    c, normed = target.config, config.layer_norms == "yes"
     return HeadConfig(
         kind="eagle3" if config.kind == "eagle3" else "eagle1",
         num_hidden_layers=config.layers,
@@ -72,7 +72,9 @@ def new_head_config(config: TrainConfig, target: Llama, draft_vocab_size: int) -
         aux_layers=head_aux_layers(config, target, None),
         attention_bias=c.attention_bias,
         mlp_bias=c.mlp_bias,
-        final_norm=config.kind == "eagle3",
+        first_input_norm=normed,
+        final_norm=config.kind == "eagle3" or normed,
+        norm_feedback=normed,
         own_lm_head=config.owns_lm_head,
     )
 
@@ -142,11 +144,11 @@ def fill_layers(
     """Fills the layers from ``first`` on with copies of the target's; ``residual_rms`` None leaves them
     silent."""
     for i in range(first, len(head.layers)):
-        source = _source_layer(config, len(target.layers), i, len(head.layers))
+        source = source_layer(config, len(target.layers), i, len(head.layers))
         _copy_layer(head.layers[i], head, target, source, residual_rms)
 
 
-def _source_layer(config: TrainConfig, count: int, index: int, layers: int) -> int:
+def source_layer(config: TrainConfig, count: int, index: int, layers: int) -> int:
     """The target layer that head layer ``index`` copies: the named one, or one of the last."""
     named = config.layer_list("from_layers")
     if named and (len(named) != layers or max(named) >= count):
@@ -188,7 +190,7 @@ def _fill_eagle3_inputs(own: Mapping[str, Tensor], target: Llama, index: int) ->
 def _gain(head: EagleHead, target: Llama) -> tuple[Tensor, Tensor]:
     """What the final norm multiplies the head's stream with, kept away from zero, and its rms."""
     gain = target.norm.weight.float()
-    if head.config.kind == "eagle3":
+    if head.config.final_norm:
         gain = torch.ones_like(gain)
     rms = gain.square().mean().sqrt()
     return torch.where(gain < 0, -1.0, 1.0) * gain.abs().clamp(min=_SMALLEST_GAIN * rms), rms

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -17,11 +19,13 @@ from speccompile.train.initial import (
     fill_layers,
     fill_warm,
     new_head_config,
+    source_layer,
     warm_head_config,
 )
 from speccompile.train.schedule import training_refs
 
 _FIT_SEQUENCES = 800
+_STREAM_SEQUENCES = 200
 _RMS_SEQUENCES = 8
 
 
@@ -37,10 +41,15 @@ def start_head(
         else warm_head_config(config, target, start, size)
     )
     head = empty_head(shape, target, token_ids)
-    fill_layers(head, target, config, warm, _residual_rms(source) if config.init_layers == "target" else None)
+    rms = _residual_rms(source) if config.init_layers == "target" else None
+    fill_layers(head, target, config, warm, rms)
     if start is None:
-        fc, scale = ridge_map(_fit_pairs(head, source, config.max_length))
-        fill_fusion(head, fc, target, scale)
+        pairs = _fit_pairs(head, source, config.max_length)
+        if rms is not None and shape.first_input_norm:
+            pairs = _stream_pairs(source, config, rms)
+        fc, scale = ridge_map(pairs)
+        # Live layers go on from the stream that fc finds; how sure they end is theirs to say.
+        fill_fusion(head, fc, target, scale if rms is None else 1.0)
     else:
         fill_warm(head, start, token_ids)
     return head.to(target.embed_tokens.weight.device)
@@ -54,10 +63,26 @@ def _sample(source: FeatureSource, count: int) -> list[SequenceRef]:
 def _fit_pairs(head: EagleHead, source: FeatureSource, max_length: int) -> Pairs:
     refs = _sample(source, _FIT_SEQUENCES)
     batches = (source.batch([ref], max_length, lambda _ids, answer: answer) for ref in refs)
-    if head.config.kind == "eagle1":
-        embed = source.target.embed_tokens.weight
-        return eagle1_pairs(embed, ((b.token[0], b.hidden[0]) for b in batches))
-    return eagle3_pairs(source.target.norm.weight.float(), ((b.feature[0], b.hidden[0]) for b in batches))
+    gain = source.target.norm.weight.float()
+    if head.config.kind == "eagle3":
+        return eagle3_pairs(gain, ((b.feature[0], b.hidden[0]) for b in batches))
+    embed = source.target.embed_tokens.weight
+    scale = gain if head.config.first_input_norm else torch.ones_like(gain)
+    return eagle1_pairs(embed, ((b.token[0], b.hidden[0], b.hidden[0] / scale) for b in batches))
+
+
+def _stream_pairs(source: FeatureSource, config: TrainConfig, residual_rms: float) -> Pairs:
+    """Pairs that lead to the stream which the first live layer reads in the target."""
+    target = source.target
+    layer = source_layer(config, len(target.layers), 0, config.layers)
+
+    def sequences() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for ref in _sample(source, _STREAM_SEQUENCES):
+            ids = source.cache.tokens(ref)[0][: config.max_length]
+            (found,) = run_target(target, [ids], (layer,))
+            yield ids.to(found.hidden.device), found.hidden, found.aux.float() / residual_rms
+
+    return eagle1_pairs(target.embed_tokens.weight, sequences())
 
 
 @torch.no_grad()

@@ -89,6 +89,32 @@ def test_eagle1_has_no_input_norm(tmp_path: Path, writer: Writer) -> None:
         head.tensor("layers.0.input_layernorm.weight")
 
 
+def with_layer_norms(config: dict, tensors: dict) -> None:
+    config["layer_norms"] = True
+    tensors["layers.0.input_layernorm.weight"] = torch.full((H,), 2.0)
+    tensors["norm.weight"] = torch.full((H,), 3.0)
+
+
+def test_eagle1_with_layer_norms_says_so(tmp_path: Path) -> None:
+    head = open_head(build.safeailab1(tmp_path, with_layer_norms), TARGET)
+    config = head.config
+    assert (config.kind, config.first_input_norm, config.final_norm, config.norm_feedback) == (
+        "eagle1", True, True, True,
+    )  # fmt: skip
+    assert head.tensor("layers.0.input_layernorm.weight")[0] == 2
+    assert head.tensor("norm.weight")[0] == 3
+
+
+@pytest.mark.parametrize("missing", ["norm.weight", "layers.0.input_layernorm.weight"])
+def test_announced_layer_norm_is_missing(tmp_path: Path, missing: str) -> None:
+    def edit(config: dict, tensors: dict) -> None:
+        with_layer_norms(config, tensors)
+        del tensors[missing]
+
+    with pytest.raises(CheckpointError, match=rf"'{missing}' is missing"):
+        open_head(build.safeailab1(tmp_path, edit), TARGET)
+
+
 def test_old_speculators_names(tmp_path: Path) -> None:
     head = read(build.old_speculators, tmp_path)
     stored = load_file(tmp_path / "model.safetensors")

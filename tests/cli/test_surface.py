@@ -39,7 +39,8 @@ SURFACE = {
     "train": {
         "--model", "--data", "--output", "--init", "--resume", "--checkpoint-seconds", "--answer-tokens",
         "--format", "--device", "--feature-cache", "--feature-cache-gib", "--kind", "--layers",
-        "--aux-layers", "--init-layers", "--from-layers", "--draft-vocab-size", "--train-lm-head",
+        "--aux-layers", "--init-layers", "--from-layers", "--layer-norms", "--draft-vocab-size",
+        "--train-lm-head",
         "--steps", "--batch-tokens", "--accumulate", "--max-length", "--unroll", "--decay", "--loss",
         "--loss-top-k", "--feature-weight", "--supervise", "--lr", "--warmup", "--weight-decay", "--clip",
         "--seed", "--dtype", "--held-out-percent", "--eval-sequences", "--json",

@@ -29,6 +29,9 @@ EAGLE3 = dataclasses.replace(BASE, kind="eagle3", aux_layers=(2, 4, 5), final_no
 HEADS = {
     "eagle1": BASE,
     "eagle1-bias": dataclasses.replace(BASE, fc_bias=True),
+    "eagle1-layer-norms": dataclasses.replace(
+        BASE, num_hidden_layers=2, first_input_norm=True, final_norm=True, norm_feedback=True
+    ),
     "eagle1-two-layers": dataclasses.replace(BASE, num_hidden_layers=2),
     "eagle3": EAGLE3,
     "eagle3-wide-target": dataclasses.replace(EAGLE3, target_hidden_size=40),
@@ -73,7 +76,8 @@ def reference(config, w, token, feature, position):
     embedding = w["embed_tokens.weight"][token]
     if config.kind == "eagle1":
         x = torch.cat((embedding, feature), -1) @ w["fc.weight"].T + w.get("fc.bias", 0.0)
-        x = x + attention(x, w, "layers.0.self_attn.", position)
+        seen = norm(x, w["layers.0.input_layernorm.weight"]) if config.first_input_norm else x
+        x = x + attention(seen, w, "layers.0.self_attn.", position)
     else:
         if config.fc_norm:
             parts = feature.split(config.target_hidden_size, -1)

@@ -55,6 +55,16 @@ def check_same(head, folder, target):
     return opened
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_layer_norms_come_back(layers, tmp_path):
+    target = tiny_target()
+    rounded(target)
+    head = live_head(target, "eagle1", layers, layer_norms="yes")
+    export_head(tmp_path, head, IDS, target.config)
+    check_same(head, tmp_path, target)
+    assert json.loads((tmp_path / "config.json").read_text())["layer_norms"] is True
+
+
 @pytest.mark.parametrize(("name", "layers", "feedback"), sorted(set(CASES)))
 def test_eagle3_comes_back_the_same(name, layers, feedback, tmp_path):
     target = tiny_target()

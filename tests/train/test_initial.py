@@ -5,9 +5,9 @@ import torch
 
 from speccompile.errors import ConfigError
 from speccompile.train.cache import RolloutCache
-from speccompile.train.features import FeatureSource
+from speccompile.train.features import FeatureSource, run_target
 from speccompile.train.initial import WarmStart, head_aux_layers
-from speccompile.train.start import start_head
+from speccompile.train.start import _residual_rms, start_head
 from speccompile.train.unroll import unroll
 from tests.model.dense import dense_causal_attend
 from tests.train.test_same_draft import IDS, live_head
@@ -42,6 +42,37 @@ def test_further_layers_of_a_warm_start_are_silent(kind, tmp_path):
     weight = head.layers[2].self_attn.qkv_proj.weight
     assert weight.requires_grad
     assert weight.abs().sum() > 0, "silent, but ready to learn"
+
+
+def test_live_layers_with_norms_go_on_like_the_target(tmp_path):
+    """With a perfect ``fc`` the head computes what the target's own last layers do."""
+    changes = {"layer_norms": "yes", "init_layers": "target", "from_layers": "1,2", "layers": 2}
+    head, source = begin(tmp_path, **changes)
+    target, ids = source.target, source.cache.tokens(source.cache.refs[0])[0]
+    (found,) = run_target(target, [ids], (1,))
+    stream = found.aux.float()
+    head.fc = torch.nn.Identity()
+    head.embed_tokens = torch.nn.Embedding.from_pretrained(torch.empty(VOCAB, 0))
+    position = torch.arange(len(ids))
+    fed, scored = head(ids, stream / 3, position, dense_causal_attend)
+    assert torch.equal(fed, scored)
+    rms = _residual_rms(source)
+    fed, _ = head(ids, stream / rms, position, dense_causal_attend)
+    torch.testing.assert_close(fed, found.hidden.float(), rtol=1e-3, atol=1e-3)
+
+
+def test_layer_norms_start_from_the_stream_that_live_layers_read(tmp_path):
+    changes = {"layer_norms": "yes", "init_layers": "target", "from_layers": "2"}
+    head, source = begin(tmp_path, **changes)
+    rms, errors = _residual_rms(source), []
+    for ref in source.cache.refs[:8]:
+        ids = source.cache.tokens(ref)[0]
+        (found,) = run_target(source.target, [ids], (2,))
+        pair = torch.cat((source.target.embed_tokens(ids[1:]), found.hidden[:-1]), -1)
+        wanted = found.aux[1:] / rms
+        with torch.no_grad():
+            errors.append(float((head.fc(pair) - wanted).square().sum() / wanted.square().sum()))
+    assert sum(errors) / len(errors) < 0.9, "better than predicting nothing"
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])

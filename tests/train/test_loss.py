@@ -178,7 +178,7 @@ def test_linear_start_is_the_least_squares_map():
     for i in range(398):
         feature.append(torch.tanh(truth @ torch.cat((embed[ids[i + 1]], feature[-1]))))
     feature = torch.stack(feature)
-    fc, _ = ridge_map(eagle1_pairs(embed, [(ids, feature)]))
+    fc, _ = ridge_map(eagle1_pairs(embed, [(ids, feature, feature)]))
     pair = torch.cat((embed[ids[1:399]], feature[:-1]), dim=1)
     expected = torch.linalg.lstsq(pair, feature[1:]).solution.T
     torch.testing.assert_close(fc, expected, rtol=0.02, atol=0.02)

@@ -16,10 +16,13 @@ BLOCKS, BLOCK_SIZE, STEPS = 12, 8, 3
 IDS = torch.tensor(sorted({0, 2, 3, *range(7, 96, 2)}))
 
 
-def live_head(target, kind, layers, norm_feedback=False, aux_layers="0,1,2"):
+def live_head(target, kind, layers, norm_feedback=None, aux_layers="0,1,2", layer_norms="no"):
     torch.manual_seed(3)
-    config = tiny_config(kind=kind, layers=layers, aux_layers=aux_layers if kind == "eagle3" else "")
-    shape = dataclasses.replace(new_head_config(config, target, len(IDS)), norm_feedback=norm_feedback)
+    aux_layers = aux_layers if kind == "eagle3" else ""
+    config = tiny_config(kind=kind, layers=layers, aux_layers=aux_layers, layer_norms=layer_norms)
+    shape = new_head_config(config, target, len(IDS))
+    if norm_feedback is not None:
+        shape = dataclasses.replace(shape, norm_feedback=norm_feedback)
     head = empty_head(shape, target, IDS)
     fill_layers(head, target, config, 0, None)
     with torch.no_grad():
@@ -71,11 +74,12 @@ def runtime_logits(head, token, feature, column):
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3-norm-feedback"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle1-layer-norms", "eagle3", "eagle3-norm-feedback"])
 def test_unrolled_logits_equal_the_runtime_programs(kind, layers, tmp_path):
     target = tiny_target()
     cache = tiny_cache(tmp_path, target)
-    head = live_head(target, kind[:6], layers, norm_feedback=len(kind) > 6)
+    variants = {"layer-norms": {"layer_norms": "yes"}, "norm-feedback": {"norm_feedback": True}, "": {}}
+    head = live_head(target, kind[:6], layers, **variants[kind[7:]])
     refs = sorted(cache.refs, key=lambda r: r.features)[-2:]
     source = FeatureSource(target, cache, head.config.aux_layers)
     batch = source.batch(refs, 64, lambda _ids, answer: answer)

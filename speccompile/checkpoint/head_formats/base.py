@@ -110,6 +110,7 @@ class HeadFacts:
     aux_layers: tuple[int, ...] | None = None
     norm_before_residual: bool | None = False
     norm_feedback: bool = False
+    first_input_norm: bool = False
     final_norm: bool = True
     claims: tuple[Claim, ...] = ()
 
@@ -151,6 +152,7 @@ def claims_of(config: dict[str, Any], keys: dict[str, str]) -> tuple[Claim, ...]
     )
 
 
+EAGLE1_CLAIMS = (Claim(tensor="fc.weight", present=True, because="every EAGLE-1 head has it"),)
 EAGLE3_CLAIMS = (
     Claim(tensor="fc.weight", present=True, because="every head of this format has it"),
     Claim(tensor="norm.weight", present=True, because="every head of this format has it"),

@@ -10,8 +10,8 @@ from typing import Any
 
 from speccompile.checkpoint.head_aux import stated_aux_layers
 from speccompile.checkpoint.head_formats.base import (
+    EAGLE1_CLAIMS,
     EAGLE3_CLAIMS,
-    Claim,
     HeadFacts,
     HeadFormat,
     RawHead,
@@ -57,10 +57,7 @@ def _read_eagle3(raw: RawHead) -> HeadFacts:
 def _read_eagle1(raw: RawHead) -> HeadFacts:
     return HeadFacts(
         llama=_llama_block(raw, "eagle"),
-        claims=(
-            Claim(tensor="fc.weight", present=True, because="every EAGLE-1 head has it"),
-            *claims_of(raw.config, {"fusion_bias": "fc.bias"}),
-        ),
+        claims=EAGLE1_CLAIMS + claims_of(raw.config, {"fusion_bias": "fc.bias"}),
     )
 
 
