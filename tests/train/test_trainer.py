@@ -32,10 +32,14 @@ def losses(records):
     return [r["loss"] for r in records if r["kind"] == "step"]
 
 
-def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
+@pytest.mark.parametrize(
+    "kind",
+    [{"layers": 2, "accumulate": 2}, {"kind": "eagle3", "aux_layers": "0,1,2", "loss": "kl:0.5,coupling"}],
+)
+def test_a_resumed_run_equals_an_unbroken_one(kind, tmp_path):
     whole, first, second = [], [], []
-    make(tmp_path, records=whole, steps=7, output="whole").train()
-    broken = make(tmp_path, records=first, steps=7, output="broken")
+    make(tmp_path, records=whole, steps=7, **kind, output="whole").train()
+    broken = make(tmp_path, records=first, steps=7, **kind, output="broken")
     for _ in range(2):  # stops inside the first epoch
         for micro_batches in epoch_steps(broken.cache, broken.config, broken.progress, list):
             broken.step(micro_batches)
@@ -45,7 +49,7 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path):
     fill_cache(tmp_path / "cache", tiny_target(), seed=9)  # a shard that appears while the run is down
     for shard in (tmp_path / "cache").glob("s9-*"):
         shard.rename(tmp_path / shard.name)
-    again = make(tmp_path, records=second, steps=7, output="broken")
+    again = make(tmp_path, records=second, steps=7, **kind, output="broken")
     assert again.resume()
     again.train()
     assert losses(first) + losses(second) == losses(whole)
