@@ -214,6 +214,6 @@ def fill_warm(head: EagleHead, start: WarmStart, token_ids: Tensor) -> None:
     if head.config.own_embedding:
         head.embed_tokens.weight = nn.Parameter(start.head.embed_tokens.weight.detach(), requires_grad=False)
     if head.config.own_lm_head:
-        shared = torch.isin(token_ids, start.token_ids)
-        rows = torch.searchsorted(start.token_ids, token_ids[shared])
-        head.lm_head.weight[shared] = start.head.lm_head.weight[rows].float()
+        known, weight = start.token_ids.to(token_ids.device), start.head.lm_head.weight.to(token_ids.device)
+        shared = torch.isin(token_ids, known)
+        head.lm_head.weight[shared] = weight[torch.searchsorted(known, token_ids[shared])].float()
