@@ -2,9 +2,9 @@
 
 A fresh layer is shaped like one of the target's.  ``silent``: its output projections are zero, so that the
 head starts as its linear ``fc`` (:mod:`speccompile.train.fusion`).  ``target``: it is a live copy in the
-head's coordinates.  Two coordinates exist: an EAGLE-1 head works on post-norm features, a head with a final
-norm of its own on the final residual at unit scale, so weights that read or write the residual stream are
-rescaled by the final norm's gain (1 for the latter) and by the residual's rms.
+head's coordinates.  An EAGLE-1 head works on post-norm features and an EAGLE-3 head on the final residual at
+unit scale, so weights that read or write the residual stream are rescaled by the final norm's gain (1 for
+EAGLE-3) and by the residual's rms.  An EAGLE-1 head with layer norms works on the target's own stream.
 """
 
 from __future__ import annotations

@@ -41,15 +41,16 @@ def start_head(
         else warm_head_config(config, target, start, size)
     )
     head = empty_head(shape, target, token_ids)
-    rms = _residual_rms(source) if config.init_layers == "target" else None
-    fill_layers(head, target, config, warm, rms)
+    live = config.init_layers == "target"
+    # With norms a copy computes what the target does, without any change of scale.
+    unit = 1.0 if shape.first_input_norm or not live else _residual_rms(source)
+    fill_layers(head, target, config, warm, unit if live else None)
     if start is None:
-        pairs = _fit_pairs(head, source, config.max_length)
-        if rms is not None and shape.first_input_norm:
-            pairs = _stream_pairs(source, config, rms)
+        stream = live and shape.first_input_norm
+        pairs = _stream_pairs(source, config) if stream else _fit_pairs(head, source, config.max_length)
         fc, scale = ridge_map(pairs)
         # Live layers go on from the stream that fc finds; how sure they end is theirs to say.
-        fill_fusion(head, fc, target, scale if rms is None else 1.0)
+        fill_fusion(head, fc, target, 1.0 if stream else scale)
     else:
         fill_warm(head, start, token_ids)
     return head.to(target.embed_tokens.weight.device)
@@ -71,7 +72,7 @@ def _fit_pairs(head: EagleHead, source: FeatureSource, max_length: int) -> Pairs
     return eagle1_pairs(embed, ((b.token[0], b.hidden[0], b.hidden[0] / scale) for b in batches))
 
 
-def _stream_pairs(source: FeatureSource, config: TrainConfig, residual_rms: float) -> Pairs:
+def _stream_pairs(source: FeatureSource, config: TrainConfig) -> Pairs:
     """Pairs that lead to the stream which the first live layer reads in the target."""
     target = source.target
     layer = source_layer(config, len(target.layers), 0, config.layers)
@@ -80,7 +81,7 @@ def _stream_pairs(source: FeatureSource, config: TrainConfig, residual_rms: floa
         for ref in _sample(source, _STREAM_SEQUENCES):
             ids = source.cache.tokens(ref)[0][: config.max_length]
             (found,) = run_target(target, [ids], (layer,))
-            yield ids.to(found.hidden.device), found.hidden, found.aux.float() / residual_rms
+            yield ids.to(found.hidden.device), found.hidden, found.aux
 
     return eagle1_pairs(target.embed_tokens.weight, sequences())
 
