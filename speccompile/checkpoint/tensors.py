@@ -111,13 +111,21 @@ def unknown_tensor(path: Path, name: str) -> CheckpointError:
     return CheckpointError(f"{path}: tensor {name!r} is missing; the checkpoint is incomplete")
 
 
+def read_text(path: Path) -> str:
+    """A UTF-8 file; :class:`CheckpointError` when it is missing or something else."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: file not found") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: not readable as UTF-8 text ({error})") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from disk; :class:`CheckpointError` when the file is missing or is not an object."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: file not found") from None
-    except (OSError, ValueError) as error:
+        data = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(data).__name__}")

@@ -18,7 +18,7 @@ import jinja2.ext
 import jinja2.sandbox
 import tokenizers
 
-from speccompile.checkpoint.tensors import read_json
+from speccompile.checkpoint.tensors import read_json, read_text
 from speccompile.checkpoint.tokenizer_files import load_tokenizer
 from speccompile.errors import CheckpointError, RequestError
 
@@ -58,7 +58,7 @@ class Tokenizer:
         config = _optional_json(folder / "tokenizer_config.json")
         template = folder / "chat_template.jinja"
         if template.is_file():
-            config = {**config, "chat_template": template.read_text(encoding="utf-8")}
+            config = {**config, "chat_template": read_text(template)}
         eos = _optional_json(folder / "generation_config.json").get("eos_token_id", [])
         return cls(core, config, eos if isinstance(eos, list) else [eos], str(folder))
 

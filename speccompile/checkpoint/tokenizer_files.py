@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from speccompile.checkpoint.tensors import read_json
+from speccompile.checkpoint.tensors import read_json, read_text
 from speccompile.errors import CheckpointError
 
 TOKENIZER_FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -64,9 +64,9 @@ def read_tokenizer_files(
     load_tokenizer(path)
     config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     return TokenizerFiles(
-        tokenizer_json=path.read_text(encoding="utf-8"),
+        tokenizer_json=read_text(path),
         tokenizer_config=read_json(config_path) if config_path.is_file() else {},
-        chat_template=template_path.read_text(encoding="utf-8") if template_path.is_file() else None,
+        chat_template=read_text(template_path) if template_path.is_file() else None,
         bos_token_id=bos_token_id,
         eos_token_ids=eos_token_ids,
     )

@@ -156,3 +156,18 @@ def test_exported_folder_loads_in_transformers(tmp_path, tied):
     assert torch.equal(again(ids).logits, model(ids).logits)
     export_hf(open_target(tmp_path / "in"), tmp_path / "out", torch.bfloat16)
     assert open_target(tmp_path / "out").source.dtype(EMBEDDING) == torch.bfloat16
+
+
+def test_a_template_that_is_not_utf8_is_named(tmp_path):
+    write_llama(tmp_path)
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes("{{ 'é' }}".encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: not readable as UTF-8 text"):
+        open_target(tmp_path).tokenizer  # noqa: B018
+
+
+def test_json_nested_beyond_reason_is_named(tmp_path):
+    write_llama(tmp_path)
+    (tmp_path / "config.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(CheckpointError, match=r"config\.json: not readable as JSON"):
+        open_target(tmp_path)
