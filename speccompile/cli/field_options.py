@@ -13,6 +13,7 @@ def field_options(config: type) -> Callable[[Callable[..., Any]], Callable[..., 
     """A decorator that adds ``--field-name`` for every field; ``help`` comes from the field's metadata.
 
     A tuple becomes a flag that may be repeated; its type is that of the default's first item (int if empty).
+    A bool becomes a switch.
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,6 +25,7 @@ def field_options(config: type) -> Callable[[Callable[..., Any]], Callable[..., 
                 item.name,
                 type=kind,
                 multiple=many,
+                is_flag=kind is bool,
                 default=default,
                 show_default=True,
                 help=item.metadata["help"],

@@ -19,6 +19,8 @@ from speccompile.train.sources import Answers, RolloutJob, RolloutSummary, refus
 from speccompile.train.talk import RolloutConfig
 from speccompile.train.tokenizing import target_tokenizer
 
+_ANSWER_TOKENS = 200_000
+
 
 @click.command("rollout")
 @click.option(
@@ -28,7 +30,10 @@ from speccompile.train.tokenizing import target_tokenizer
 @click.option(
     "--output", type=click.Path(path_type=Path), required=True, help="Cache folder; shards are added."
 )
-@click.option("--answer-tokens", type=int, default=200_000, show_default=True, help="Stop after this many.")
+@click.option(
+    "--answer-tokens", type=int, default=None,
+    help=f"Stop after this many.  [default: {_ANSWER_TOKENS}; with --once no limit]",
+)  # fmt: skip
 @click.option(
     "--answers",
     type=click.Choice(["target", "given"]),
@@ -40,11 +45,14 @@ from speccompile.train.tokenizing import target_tokenizer
 @click.option("--dtype", type=click.Choice(list(TORCH_DTYPES)), default="bf16", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 def command(
-    model: Path, prompts: Path, output: Path, answer_tokens: int, answers: Answers, dtype: str, as_json: bool,
-    **flags: Any,
+    model: Path, prompts: Path, output: Path, answer_tokens: int | None, answers: Answers, dtype: str,
+    as_json: bool, **flags: Any,
 ) -> None:  # fmt: skip
     """Let the target answer prompts (and write its own); keep texts and features for training."""
-    summary = roll(model, prompts, output, answer_tokens, answers, dtype, pick(RolloutConfig, flags))
+    config = pick(RolloutConfig, flags)
+    if answer_tokens is None and not config.once:
+        answer_tokens = _ANSWER_TOKENS
+    summary = roll(model, prompts, output, answer_tokens, answers, dtype, config)
     if as_json:
         echo_json(dataclasses.asdict(summary))
     else:
@@ -55,7 +63,7 @@ def command(
 
 
 def roll(
-    model: Path, prompts: Path, output: Path, answer_tokens: int, answers: Answers, dtype: str,
+    model: Path, prompts: Path, output: Path, answer_tokens: int | None, answers: Answers, dtype: str,
     config: RolloutConfig,
 ) -> RolloutSummary:  # fmt: skip
     """The work of the command, with a progress bar on standard error; ``train`` uses it too."""

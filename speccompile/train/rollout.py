@@ -32,7 +32,8 @@ _BARREN_LEAST = 64
 
 
 class Generator:
-    """Endless rollouts of one target from a list of prompts, which are taken in random order.
+    """Rollouts of one target from a list of prompts, which are taken in random order, again and again unless
+    ``config.once``.
 
     ``program`` has the signature of ``target_step``; by default the graph runs as it is.  ``skipped_prompts``
     were longer than a conversation may be; ``dropped`` conversations ended before an answer began.
@@ -64,6 +65,7 @@ class Generator:
         self._device = target.embed_tokens.weight.device
         self._random = random.Random(config.seed)
         self._order: list[int] = []
+        self._asked = 0
 
     def rollouts(self, answer_tokens: int | None = None) -> Iterator[Rollout]:
         """Conversations with an answer, as they end.
@@ -78,8 +80,8 @@ class Generator:
             decoded = done + sum(talk.answer_tokens for talk in talks.values())
             if answer_tokens is None or decoded < answer_tokens:
                 for slot in range(self.config.batch_size):
-                    if slot not in talks:
-                        talks[slot] = self._talk()
+                    if slot not in talks and (talk := self._talk()) is not None:
+                        talks[slot] = talk
             if not talks:
                 return
             self._advance(talks)
@@ -97,11 +99,15 @@ class Generator:
                     f"lower own_prompts"
                 )
 
-    def _talk(self) -> Talk:
+    def _talk(self) -> Talk | None:
+        """The next conversation; None when each prompt was to be asked once and has been."""
+        if self.config.once and self._asked == len(self.prompts):
+            return None
         own = not self.prompts or self._random.random() < self.config.own_prompts
         if not own and not self._order:
             self._order = self._random.sample(range(len(self.prompts)), len(self.prompts))
         prompt = Prompt(self.frame.open) if own else self.prompts[self._order.pop()]
+        self._asked += not own
         return Talk(
             frame=self.frame,
             config=self.config,

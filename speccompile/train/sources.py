@@ -7,6 +7,7 @@ end-of-turn ids are marked, nothing else; a shard says which target its features
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from speccompile.train.rollout import Generator
 from speccompile.train.rollout_program import make_program
 from speccompile.train.row_ids import each_row, make_prompt, make_text
 from speccompile.train.rows import Row, RowReport, read_rows
-from speccompile.train.talk import RolloutConfig
+from speccompile.train.talk import Prompt, RolloutConfig
 
 Answers = Literal["target", "given"]
 _SHARD_TOKENS = 40_000
@@ -77,7 +78,8 @@ class ShardWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutJob:
-    """What to roll out (``data``, until ``answer_tokens`` are there or given data end), and where to.
+    """What to roll out (``data``, until ``answer_tokens`` are there or prompts asked once or given data end),
+    and where to.
 
     ``say`` gets lines for the user, ``tick`` the number of answer tokens as they come.
     """
@@ -85,7 +87,7 @@ class RolloutJob:
     data: Path
     output: Path
     answers: Answers
-    answer_tokens: int
+    answer_tokens: int | None
     prefix: str
     say: Callable[[str], None]
     tick: Callable[[int], object]
@@ -130,13 +132,21 @@ def _answered(
     _tell(job, report)
     if not prompts:
         raise ConfigError(f"{job.data}: no usable rows: the chat template refuses all of them")
-    program = make_program(target, config, job.answer_tokens, job.output, job.say)
+    program = make_program(target, config, _most_tokens(prompts, config, job), job.output, job.say)
     generator = Generator(target, frame, prompts, config, program)
     if generator.skipped_prompts:
         job.say(f"skipped {generator.skipped_prompts} prompts: longer than max_length {config.max_length}")
     yield from generator.rollouts(job.answer_tokens)
     if generator.dropped:
         job.say(f"dropped {generator.dropped} conversations that ended before an answer began")
+
+
+def _most_tokens(prompts: list[Prompt], config: RolloutConfig, job: RolloutJob) -> int:
+    """About how many answer tokens there can be."""
+    wanted = [] if job.answer_tokens is None else [job.answer_tokens]
+    if config.once:
+        wanted.append(sum(1 + len(p.follow_ups) for p in prompts) * config.max_answer)
+    return min(wanted, default=sys.maxsize)
 
 
 def _given(
@@ -167,7 +177,7 @@ def _given(
             stored = (features[i].hidden, features[i].aux if layers else None) if features else ()
             yield Rollout(ids, mask, *stored)
             total += int(mask.sum())
-            if total >= job.answer_tokens:
+            if job.answer_tokens is not None and total >= job.answer_tokens:
                 return
 
 

@@ -32,6 +32,7 @@ class RolloutConfig:
     max_length: int = option(640, "Longest conversation; longer prompts are skipped.")
     own_prompts: float = option(0.25, "Share of conversations whose user turn the target writes.")
     second_turns: float = option(0.25, "Chance that the target also asks and answers a follow-up.")
+    once: bool = option(False, "Answer every prompt once and stop; needs --own-prompts 0.")
     temperatures: tuple[float, ...] = option((0.0, 0.0, 0.7, 1.0), "Each conversation draws one of these.")
     features: str = option(
         "hidden", "Stored per token: none, hidden (EAGLE-1) or all (EAGLE-3); the trainer computes the rest."
@@ -49,6 +50,11 @@ class RolloutConfig:
         for name in ("own_prompts", "second_turns"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} {getattr(self, name)}: must be between 0 and 1")
+        if self.once and self.own_prompts:
+            raise ConfigError(
+                f"once: the prompts that the target writes never run out; give own_prompts 0, not "
+                f"{self.own_prompts}"
+            )
         if not self.temperatures or min(self.temperatures) < 0:
             raise ConfigError("temperatures: at least one, none negative")
         for name, known in (("features", FEATURES), ("compile", COMPILE)):

@@ -33,7 +33,7 @@ SURFACE = {
     "rollout": {
         "--model", "--prompts", "--output", "--answer-tokens", "--answers", "--batch-size", "--max-answer",
         "--max-user", "--max-length", "--own-prompts", "--second-turns", "--temperatures", "--features",
-        "--aux-layers", "--compile", "--seed", "--dtype", "--json",
+        "--aux-layers", "--compile", "--once", "--seed", "--dtype", "--json",
     },
     "plot-run": {"runs", "--output", "--by"},
     "train": {

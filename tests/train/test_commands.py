@@ -81,6 +81,12 @@ def test_training_on_prompts_rolls_them_out_first(folder):
     assert (folder / "head" / "model.safetensors").is_file()
 
 
+def test_once_answers_each_prompt_and_stops(folder):
+    line = "rollout --model @target --prompts @prompts.jsonl --output @cache --once --own-prompts 0"
+    summary = json.loads(call(folder, f"{line} --max-answer 4 --dtype fp32 --json").stdout)
+    assert summary["sequences"] == 12
+
+
 def test_rolling_out_twice_with_one_seed_is_refused(folder):
     rollouts(folder)
     with pytest.raises(ConfigError, match="already holds shards s0"):

@@ -131,6 +131,14 @@ def test_slots_are_refilled_at_once_and_drained_at_the_end():
     assert total == sum(sizes), "no decoded token is lost: one per conversation and call"
 
 
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_once_answers_every_prompt_once(batch_size):
+    target = tiny_target()
+    prompts = [Prompt((5, 6, 7 + i)) for i in range(7)]
+    rollouts = take(target, 99, prompts, once=True, batch_size=batch_size)
+    assert sorted(tuple(r.ids[:3].tolist()) for r in rollouts) == [p.ids for p in prompts]
+
+
 def test_long_prompts_are_read_in_pieces_beside_decoding():
     target = tiny_target()
     prompts = [Prompt(tuple(5 + i % 80 for i in range(start, start + 90))) for start in range(6)]
@@ -187,6 +195,7 @@ def test_conversations_that_never_answer_end_the_run():
         ({"features": "all", "aux_layers": (1, 3)}, "the target has layers 0 to 2"),
         ({"max_length": 3}, "max_length 3: every prompt is longer"),
         ({"own_prompts": 0.5}, "without a chat template"),
+        ({"own_prompts": 0.5, "once": True}, "once: the prompts that the target writes never run out"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes, message):
