@@ -105,6 +105,9 @@ def command(
         )
         if resume and not trainer.resume():
             raise ConfigError(f"{output / STATE_FILE}: no run to resume")
+        if trainer.progress.step >= config.steps:
+            echo_status(f"{output}: already finished; nothing is left to do")
+            return
         acceptance = trainer.train(checkpoint_seconds)
         if ranks.leads:
             _report(output, trainer, acceptance, as_json)

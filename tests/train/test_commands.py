@@ -67,7 +67,9 @@ def test_a_finished_run_is_not_overwritten_but_resumes(folder):
     call(folder, line)
     with pytest.raises(ConfigError, match="already holds a run"):
         call(folder, line)
-    assert call(folder, f"{line} --resume").stdout == "", "nothing is left to do"
+    again = call(folder, f"{line} --resume")
+    assert again.stdout == ""
+    assert "already finished" in again.stderr
     with pytest.raises(ConfigError, match="no run to resume"):
         call(folder, line.replace("@head", "@other") + " --resume")
 
