@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-HELD_OUT = ("--held-out-percent", "10")
 BASE = {
     "kind": "eagle1", "layers": 1, "layer-norms": "yes", "init-layers": "target", "feature-weight": 0,
     "draft-vocab-size": 6144, "unroll": 2, "loss": "kl", "supervise": "answers", "lr": 1.5e-3, "seed": 0,
@@ -26,30 +25,28 @@ BASE = {
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "base": {},
+    "loss lk": {"loss": "lk"},
+    "loss coupling": {"loss": "coupling"},
+    "loss greedy": {"loss": "greedy"},
+    "loss topk-kl": {"loss": "topk-kl"},
+    "loss tv": {"loss": "tv"},
+    "loss kl:0.7,lk:0.3": {"loss": "kl:0.7,lk:0.3"},
+    "supervise all": {"supervise": "all"},
+    "unroll 1": {"unroll": 1},
+    "unroll 3": {"unroll": 3},
+    "vocabulary 2048": {"draft-vocab-size": 2048},
+    "vocabulary 16384": {"draft-vocab-size": 16384},
+    "1 shard": {"shards": 1},
     "another seed": {"seed": 1},
+    "EAGLE-3": {"kind": "eagle3", "layer-norms": "no", "lr": 5e-4},
     "silent, public layout": {
         "layer-norms": "no", "init-layers": "silent", "feature-weight": 0.1, "lr": 2e-4,
     },
     "live, public layout": {"layer-norms": "no", "lr": 2e-4},
     "2 layers": {"layers": 2, "lr": 1e-3},
     "3 layers": {"layers": 3, "lr": 8e-4},
-    "EAGLE-3": {"kind": "eagle3", "layer-norms": "no", "lr": 5e-4},
-    "supervise all": {"supervise": "all"},
-    "unroll 1": {"unroll": 1},
-    "unroll 3": {"unroll": 3},
-    "loss topk-kl": {"loss": "topk-kl"},
-    "loss greedy": {"loss": "greedy"},
-    "loss tv": {"loss": "tv"},
-    "loss lk": {"loss": "lk"},
-    "loss coupling": {"loss": "coupling"},
-    "loss kl:0.7,lk:0.3": {"loss": "kl:0.7,lk:0.3"},
-    "vocabulary 2048": {"draft-vocab-size": 2048},
-    "vocabulary 16384": {"draft-vocab-size": 16384},
-    "1 shard": {"shards": 1},
     "2 shards": {"shards": 2},
 }  # fmt: skip
-
-
 SHAPE = {"kind", "layers", "layer-norms", "init-layers"}
 
 
@@ -72,14 +69,12 @@ def part_of(data: Path, shards: int, output: Path) -> Path:
 
 def train(args: argparse.Namespace, folder: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
     """One training run; its log records."""
-    options = {**BASE, "steps": args.steps, **options}
+    options = {**BASE, "steps": args.steps, "held-out-percent": args.held_out_percent, **options}
     shards = options.pop("shards", None)
     data = args.data if shards is None else part_of(args.data, shards, args.output)
     flags = [word for key, value in options.items() for word in (f"--{key}", value)]
     if not (folder / "train_state.pt").is_file():  # written at the end
-        speccompile(
-            "train", "--model", args.model, "--data", data, "--output", folder, *flags, *HELD_OUT, "--json"
-        )
+        speccompile("train", "--model", args.model, "--data", data, "--output", folder, *flags, "--json")
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
@@ -95,19 +90,26 @@ def study(name: str, args: argparse.Namespace) -> dict[str, Any]:
     folder = args.output / name.replace(" ", "-").replace(",", "").replace(":", "-")
     result_file = folder / "result.json"
     if not result_file.is_file():
-        init = {} if SHAPE & RUNS[name].keys() else {"init": start(args)}
-        steps = [r for r in train(args, folder, {**init, **RUNS[name]}) if r["kind"] == "step"]
+        options = dict(RUNS[name])
+        if args.init is not None:
+            options |= {"init": args.init, "lr": args.lr}
+        elif not SHAPE & options.keys():
+            options["init"] = start(args)
+        steps = [r for r in train(args, folder, options) if r["kind"] == "step"]
+        held_out = ("--held-out-percent", args.held_out_percent, "--max-texts", 50)
         result = {
             "tokens": sum(r["tokens"] for r in steps),
             "seconds": sum(r["seconds"] for r in steps),
-            "held-out": measure(args, folder, [f"held-out={args.data}"], HELD_OUT),
+            "held-out": measure(args, folder, [f"held-out={args.data}"], held_out),
             **{text.split("=")[0]: measure(args, folder, [text]) for text in args.texts},
         }
         result_file.write_text(json.dumps(result))
     return json.loads(result_file.read_text())
 
 
-def measure(args: argparse.Namespace, head: Path, data: list[str], extra: tuple[str, ...] = ()) -> list[Any]:
+def measure(
+    args: argparse.Namespace, head: Path, data: list[str], extra: tuple[object, ...] = ()
+) -> list[Any]:
     """Name, acceptance length and rounds of a chain of 4 and the best tree of 16 on greedy texts."""
     words = [word for item in data for word in ("--data", item)]
     text = speccompile(
@@ -148,6 +150,11 @@ def main() -> None:
     parser.add_argument("--texts", action="append", default=[], metavar="NAME=CACHE")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=70, help="of about 900 positions")
+    parser.add_argument(
+        "--init", type=Path, help="trained head that all runs continue, in place of a fresh one"
+    )
+    parser.add_argument("--lr", type=float, default=3e-4, help="peak learning rate with --init")
+    parser.add_argument("--held-out-percent", type=int, default=10, help="that of --init's run, if given")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after this long")
     parser.add_argument("--only", action="append", choices=list(RUNS), help="may be repeated")
     args = parser.parse_args()
