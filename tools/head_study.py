@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-4, help="peak learning rate with --init")
     parser.add_argument("--held-out-percent", type=int, default=10, help="that of --init's run, if given")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after this long")
-    parser.add_argument("--only", action="append", choices=list(RUNS), help="may be repeated")
+    parser.add_argument("--only", action="append", choices=list(RUNS), metavar="RUN", help="may be repeated")
     args = parser.parse_args()
     started, results = time.monotonic(), {}
     for name in args.only or RUNS:
