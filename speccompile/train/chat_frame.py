@@ -1,8 +1,8 @@
 """The ids that a chat template puts around turns, and which tokens of a text are the assistant's.
 
 ``open`` leads to the first user text, ``close`` ends a user turn and ``ask`` leads from there to the answer,
-``next_user`` leads from an ended answer to the next user text.  An answer is every token after ``marker``
-(the generation prompt) up to its end-of-turn id, which is included.
+``end`` ends an answer and ``next_user`` leads from there to the next user text.  An answer is every token
+after ``marker`` (the generation prompt) up to its end-of-turn id, which is included.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class ChatFrame:
     open: tuple[int, ...]
     close: tuple[int, ...]
     ask: tuple[int, ...]
+    end: tuple[int, ...]
     next_user: tuple[int, ...]
     marker: tuple[int, ...]
     eos_ids: tuple[int, ...]
@@ -31,7 +32,7 @@ class ChatFrame:
     @classmethod
     def bare(cls, eos_ids: tuple[int, ...]) -> ChatFrame:
         """For prompts without a template: nothing stands around an answer."""
-        return cls(open=(), close=(), ask=(), next_user=(), marker=(), eos_ids=eos_ids)
+        return cls(open=(), close=(), ask=(), end=(), next_user=(), marker=(), eos_ids=eos_ids)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatFrame:
@@ -55,11 +56,13 @@ class ChatFrame:
             return encoded[:ended], encoded[ended:]
 
         close, ask = ids(text.split(_USER_2)[1])
+        end, next_user = ids(middle)
         return cls(
             open=tuple(tokenizer.encode(opening, add_bos=False)),
             close=close,
             ask=ask,
-            next_user=ids(middle)[1],
+            end=end,
+            next_user=next_user,
             marker=tuple(marker),
             eos_ids=tuple(sorted(ends)),
         )

@@ -124,13 +124,14 @@ class Talk:
         self.finished = self.finished or len(self.ids) >= self.config.max_length
 
     def _after_answer_token(self, ended: bool) -> None:
-        frame = self.frame
-        if ended and self.given:
-            self._start(True, (*frame.next_user, *self.given.popleft(), *frame.close, *frame.ask))
+        frame, cut = self.frame, self._decoded >= self.config.max_answer
+        if (ended or cut) and self.given:
+            end = () if ended else frame.end
+            self._start(True, (*end, *frame.next_user, *self.given.popleft(), *frame.close, *frame.ask))
         elif ended and self.own_follow_up:
             self.own_follow_up = False
             self._start(False, frame.next_user)
-        elif ended or self._decoded >= self.config.max_answer:
+        elif ended or cut:
             self.finished = True
 
     def _after_user_token(self, ended: bool) -> None:

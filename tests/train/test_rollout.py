@@ -1,5 +1,6 @@
 """Rollouts: texts against a plain loop with the reference draw, and the state machine of turns."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -19,7 +20,9 @@ from tests.runtime.graph import EAGLE1, tiny
 from tests.train.tiny import EOS, PROMPT, tiny_target
 
 ENDS = (EOS, *range(30, 45))  # many, so that a random model ends turns
-FRAME = ChatFrame(open=(3, 4), close=(EOS,), ask=(20, 21), next_user=(22, 23), marker=(20, 21), eos_ids=ENDS)
+FRAME = ChatFrame(
+    open=(3, 4), close=(EOS,), ask=(20, 21), end=(EOS,), next_user=(22, 23), marker=(20, 21), eos_ids=ENDS
+)
 PLAIN = {"own_prompts": 0.0, "second_turns": 0.0, "max_length": 40, "max_answer": 12}
 
 
@@ -179,6 +182,17 @@ def test_given_follow_ups_are_asked_after_the_answers():
         assert given in ([], turns[0], turns[0] + turns[1])
         asked = max(asked, len(given))
     assert asked == 13
+
+
+def test_given_follow_ups_are_asked_after_a_cut_answer_too():
+    """The cut answer is closed as the template closes it; that id is not the target's and not marked."""
+    target = tiny_target(seed=1)
+    frame = dataclasses.replace(FRAME, eos_ids=(EOS,))
+    (r,) = take(target, 9, [Prompt((5, 6, 7), ((50, 51),))], frame, once=True, max_answer=2)
+    ids, answer = r.ids.tolist(), r.answer.tolist()
+    assert EOS not in ids[3:5]
+    assert ids[5:13] == [EOS, 22, 23, 50, 51, EOS, 20, 21]
+    assert [i for i, marked in enumerate(answer) if marked] == [3, 4, 13, 14]
 
 
 def test_conversations_that_never_answer_end_the_run():
