@@ -45,21 +45,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="rollouts that the head was trained on")
+    parser.add_argument(
+        "--data", type=Path, help="rollouts that the head was trained on; without: use --tree"
+    )
     parser.add_argument("--held-out-percent", type=int, default=2, help="that of the training run")
     parser.add_argument("--texts", action="append", required=True, metavar="NAME=CACHE")
-    parser.add_argument("--tree", type=Path, required=True, help="file to write the best tree to")
+    parser.add_argument("--tree", type=Path, required=True, help="file of the best tree; written with --data")
     args = parser.parse_args()
     pair = ("--model", args.model, "--draft", args.draft, "--json")
-    chosen = speccompile(
-        "eval-draft", *pair, "--data", f"held-out={args.data}", "--held-out-percent", args.held_out_percent,
-        "--tree", "default", "--best-nodes", NODES, "--write-tree", args.tree,
-    )  # fmt: skip
+    groups = []
+    if args.data is not None:
+        chosen = speccompile(
+            "eval-draft", *pair, "--data", f"held-out={args.data}",
+            "--held-out-percent", args.held_out_percent, "--tree", "default",
+            "--best-nodes", NODES, "--write-tree", args.tree,
+        )  # fmt: skip
+        groups = json.loads(chosen)["groups"]
     texts = [word for text in args.texts for word in ("--data", text)]
     measured = speccompile(
         "eval-draft", *pair, *texts, "--depth", 4, "--tree", "default", "--tree", args.tree
     )
-    groups = json.loads(measured)["groups"] + json.loads(chosen)["groups"]
+    groups = json.loads(measured)["groups"] + groups
     print(table(groups), "\n\nShare of rounds that accept at least 1, 2, 3, 4 drafts of a chain:\n", sep="")
     print(depths(groups), "\n\n", f"best-{NODES}: ", args.tree.read_text(), sep="")
 
