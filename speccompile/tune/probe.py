@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from speccompile.limits import Limits
@@ -58,10 +57,6 @@ class Sample:
     programs: dict[str, float]
     host: float
 
-    @property
-    def total(self) -> float:
-        return sum(self.programs.values()) + self.host
-
 
 class Probe:
     """Runs made-up rounds over an engine's programs and caches, so no request may be running."""
@@ -74,16 +69,15 @@ class Probe:
         self._feature: Tensor | None = None
 
     def measure(self, batch: int, context: int, *, repeats: int, worth: float) -> LoadCosts:
-        """Costs at one load.  Trees whose target call alone takes more than ``worth`` rounds of ``off``
-        are not measured: they keep fewer tokens than that in a round."""
+        """Costs at one load.  ``worth``: tokens that no tree can exceed in a round.  Once a target call
+        takes ``worth`` times that of ``off``, no larger tree can gain, and none is measured."""
         self._clear(batch, context)
         trees = [t for t in probe_trees(self._limits, batch) if context + t.rows <= self._limits.max_seq_len]
         wanted: list[Tree] = []
-        plain = self._round(OFF, batch, context, 1)
+        plain = self._fastest(OFF, batch, context)
         for tree in trees:
-            sample = self._round(tree, batch, context, 1)
             wanted.append(tree)
-            if sample.programs["target_step"] > worth * plain.total:
+            if self._fastest(tree, batch, context) > worth * plain:
                 break
         samples = [
             self._round(tree, batch, context, kept)
@@ -91,6 +85,10 @@ class Probe:
             for tree, kept in zip(wanted, _KEPT * len(wanted), strict=False)
         ]
         return load_costs(batch, context, samples)
+
+    def _fastest(self, tree: Tree, batch: int, context: int) -> float:
+        """Seconds of the target call, the better of two: the first at a size may have to make room."""
+        return min(self._round(tree, batch, context, 1).programs["target_step"] for _ in range(2))
 
     def _recorded(self, programs: ProgramSet) -> ProgramSet:
         """The same programs; each adds its wall time to ``self._seconds``."""
@@ -104,14 +102,21 @@ class Probe:
 
             return call
 
-        names = ("target_step", "accept", "draft_extend", "draft_step")
-        return replace(programs, **{name: recorded(name, getattr(programs, name)) for name in names})
+        assert programs.draft_extend is not None and programs.draft_step is not None
+        return replace(
+            programs,
+            target_step=recorded("target_step", programs.target_step),
+            accept=recorded("accept", programs.accept),
+            draft_extend=recorded("draft_extend", programs.draft_extend),
+            draft_step=recorded("draft_step", programs.draft_step),
+        )
 
     def _clear(self, batch: int, context: int) -> None:
         """Zero the blocks that :meth:`_round` uses: what lies there could be anything, and slow."""
         used = 1 + batch * self._blocks(context)
-        for layer in (*self._kv.target_keys, *self._kv.target_values, *self._kv.draft_keys, *self._kv.draft_values):
-            layer[1:used] = 0
+        for layers in (*self._kv.target, *self._kv.draft):
+            for layer in layers:
+                layer[1:used] = 0
 
     def _blocks(self, context: int) -> int:
         """Blocks per request for a context and a round's rows."""
@@ -127,7 +132,8 @@ class Probe:
         self._runner.run(requests, [tree] * batch, [])
         total = time.perf_counter() - began
         programs = dict(self._seconds)
-        return Sample(tree=tree, kept=min(kept, context), programs=programs, host=total - sum(programs.values()))
+        host = total - sum(programs.values())
+        return Sample(tree=tree, kept=min(kept, context), programs=programs, host=host)
 
     def _first_feature(self, context: int) -> Tensor:
         """What a target call returns, as many rows as the head may read from it."""
@@ -145,7 +151,7 @@ class Probe:
             trees=table_of_one(tree),
             max_new=limits.max_seq_len,
             max_seq_len=limits.max_seq_len,
-            output=Output(stop_ids=(), stops=(), max_tokens=limits.max_seq_len, token_bytes=lambda _token: b""),
+            output=Output(stop_ids=(), stops=(), max_tokens=limits.max_seq_len, token_bytes=_no_text),
         )
         request.tokens.append(0)
         request.committed = context
@@ -170,9 +176,17 @@ def load_costs(batch: int, context: int, samples: Sequence[Sample]) -> LoadCosts
         if tree.depth > 1:
             fed = int((tree.is_internal & (tree.depth_of_row == 1)).sum())
             found["draft_step"][fed].append(seconds["draft_step"])
-    nothing = {1.0: [0.0]}
-    curves = {name: curve_of(found.get(name, nothing)) for name in (*_CURVES,)}
-    return LoadCosts(batch=batch, context=context, **curves)
+    never = {1.0: [0.0]}  # of a program that no tree within the limits calls
+    return LoadCosts(
+        batch=batch,
+        context=context,
+        target_step=curve_of(found["target_step"]),
+        accept=curve_of(found["accept"]),
+        draft_extend=curve_of(found["draft_extend"] or never),
+        draft_step=curve_of(found["draft_step"] or never),
+        host=curve_of(found["host"]),
+    )
 
 
-_CURVES = ("target_step", "accept", "draft_extend", "draft_step", "host")
+def _no_text(_token: int) -> bytes:
+    return b""

@@ -54,7 +54,7 @@ class Ranker:
         rank_ND = np.full((len(roots), self._depth), NOT_DRAFTED, np.uint8)
         if len(roots):
             hidden_Nh, topk_NK = self._read(text)
-            rank_ND[:, 0] = _found(topk_NK, [text.tokens[root + 1] for root in roots])
+            rank_ND[:, 0] = _found(topk_NK, np.array(text.tokens, np.int64)[roots + 1])
             end = len(roots)
             while end and self._depth > 1:
                 start = max(0, end - self._stretch(text.first + end))
@@ -90,10 +90,10 @@ class Ranker:
         padded = np.zeros(len(layout.position), np.int64)
         padded[: len(token)] = token
         unused = np.zeros(self._limits.min_target_rows, np.int64)
-        tensors = layout.tensors(self._device)
-        return self._programs.target_step(
-            self._tensor(padded), *tensors, self._tensor(unused), *self._kv.target
-        )[1]
+        _, feature = self._programs.target_step(
+            self._tensor(padded), *layout.tensors(self._device), self._tensor(unused), *self._kv.target
+        )
+        return feature
 
     def _extend(
         self, text: Text, start: int, layout: Layout, feature: Tensor, out_row: Int64
@@ -119,6 +119,7 @@ class Ranker:
         drafts.  These are written behind the stretch, so stretches must be taken from the last to the first.
         """
         roots = len(rank_GD)
+        token = np.array(text.tokens, np.int64)
         visible_GS = np.zeros((roots, 64 * self._limits.mask_words), np.bool_)
         visible_GS[:, :roots] = np.tri(roots, k=-1, dtype=np.bool_)
         written, row_of_G = roots, np.arange(roots)
@@ -132,7 +133,7 @@ class Ranker:
                 text, base, alive + (depth - 1), visible_GS[alive], written,
                 (hidden, topk, row_of_G[alive], rank_GD[alive, depth - 1].astype(np.int64)),
             )  # fmt: skip
-            rank_GD[alive, depth] = _found(topk, [text.tokens[base + g + depth + 1] for g in alive])
+            rank_GD[alive, depth] = _found(topk, token[base + alive + depth + 1])
             row_of_G[alive] = np.arange(len(alive))
             written += len(alive)
 
@@ -176,7 +177,7 @@ class Ranker:
         return tensor(array, self._device)
 
 
-def _found(topk_NK: Tensor, true_N: Sequence[int]) -> NDArray[np.uint8]:
+def _found(topk_NK: Tensor, true_N: Int64) -> NDArray[np.uint8]:
     """Rank of each true token among the candidates; NOT_DRAFTED where it is none."""
-    same = topk_NK.cpu().numpy() == np.array(true_N, np.int64)[:, None]
+    same = topk_NK.cpu().numpy() == true_N[:, None]
     return np.where(same.any(1), same.argmax(1), NOT_DRAFTED).astype(np.uint8)
