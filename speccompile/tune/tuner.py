@@ -41,7 +41,7 @@ class TuneConfig:
     contexts: tuple[int, ...] = (256, 1024)
     max_tokens: int = 96
     temperature: float = 0.0
-    repeats: int = 5
+    repeats: int = 7
     margin: float = 1.03
 
     def check(self, limits: Limits) -> None:
