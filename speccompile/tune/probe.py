@@ -2,8 +2,8 @@
 
 Probe trees of growing size run through the round runner that serves requests, over requests made up for the
 purpose: any tokens, an all-zero KV of the wanted length, features of an earlier round.  Times do not depend
-on the values.  Sizes take turns, the first turn only warms up, and medians are kept, so that a disturbance
-hits single samples.
+on the values.  All sizes of all loads take turns, so that a disturbance of the machine hits a few samples of
+each instead of all samples of one, and the first turn only warms up.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from speccompile.tune.costs import LoadCosts, curve_of, round_calls
 
 _NODES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 _KEPT = (1, 2, 4)
+Load = tuple[int, int]
+"""Active requests, and tokens that each of them has read."""
 
 
 def probe_tree(nodes: int, width: int, depth: int) -> Tree:
@@ -68,27 +70,32 @@ class Probe:
         self._params = SamplingParams(temperature=temperature, seed=0)
         self._feature: Tensor | None = None
 
-    def measure(self, batch: int, context: int, *, repeats: int, worth: float) -> LoadCosts:
-        """Costs at one load.  ``worth``: tokens that no tree can exceed in a round.  Once a target call
+    def measure(self, loads: Sequence[Load], *, repeats: int, worth: float) -> list[LoadCosts]:
+        """Costs of every load.  ``worth``: tokens that no tree can exceed in a round.  Once a target call
         takes ``worth`` times that of ``off``, no larger tree can gain, and none is measured."""
-        self._clear(batch, context)
-        trees = [t for t in probe_trees(self._limits, batch) if context + t.rows <= self._limits.max_seq_len]
-        wanted: list[Tree] = []
-        plain = self._fastest(OFF, batch, context)
-        for tree in trees:
-            wanted.append(tree)
-            if self._fastest(tree, batch, context) > worth * plain:
-                break
-        samples = [
-            self._round(tree, batch, context, kept)
-            for _ in range(repeats)
-            for tree, kept in zip(wanted, _KEPT * len(wanted), strict=False)
-        ]
-        return load_costs(batch, context, samples)
+        self._clear(loads)
+        trees = [self._worthy(load, worth) for load in loads]
+        samples: list[list[Sample]] = [[] for _ in loads]
+        for _ in range(repeats):
+            for load, wanted, found in zip(loads, trees, samples, strict=True):
+                kept = _KEPT * len(wanted)
+                found += [self._round(t, load, k) for t, k in zip(wanted, kept, strict=False)]
+        return [load_costs(*load, found) for load, found in zip(loads, samples, strict=True)]
 
-    def _fastest(self, tree: Tree, batch: int, context: int) -> float:
+    def _worthy(self, load: Load, worth: float) -> list[Tree]:
+        batch, context = load
+        fitting = [
+            t for t in probe_trees(self._limits, batch) if context + t.rows <= self._limits.max_seq_len
+        ]
+        plain = self._fastest(OFF, load)
+        for number, tree in enumerate(fitting, 1):
+            if self._fastest(tree, load) > worth * plain:
+                return fitting[:number]
+        return fitting
+
+    def _fastest(self, tree: Tree, load: Load) -> float:
         """Seconds of the target call, the better of two: the first at a size may have to make room."""
-        return min(self._round(tree, batch, context, 1).programs["target_step"] for _ in range(2))
+        return min(self._round(tree, load, 1).programs["target_step"] for _ in range(2))
 
     def _recorded(self, programs: ProgramSet) -> ProgramSet:
         """The same programs; each adds its wall time to ``self._seconds``."""
@@ -111,9 +118,9 @@ class Probe:
             draft_step=recorded("draft_step", programs.draft_step),
         )
 
-    def _clear(self, batch: int, context: int) -> None:
+    def _clear(self, loads: Sequence[Load]) -> None:
         """Zero the blocks that :meth:`_round` uses: what lies there could be anything, and slow."""
-        used = 1 + batch * self._blocks(context)
+        used = 1 + max(batch * self._blocks(context) for batch, context in loads)
         for layers in (*self._kv.target, *self._kv.draft):
             for layer in layers:
                 layer[1:used] = 0
@@ -123,7 +130,8 @@ class Probe:
         slots = min(context + self._limits.rows_per_request, self._limits.max_seq_len)
         return -(-slots // self._limits.block_size)
 
-    def _round(self, tree: Tree, batch: int, context: int, kept: int) -> Sample:
+    def _round(self, tree: Tree, load: Load, kept: int) -> Sample:
+        batch, context = load
         if self._feature is None:
             self._feature = self._first_feature(context)
         requests = [self._request(number, tree, context, kept) for number in range(batch)]
@@ -164,7 +172,7 @@ class Probe:
 
 
 def load_costs(batch: int, context: int, samples: Sequence[Sample]) -> LoadCosts:
-    """Medians of the samples of one load."""
+    """The curves of one load."""
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         tree, seconds = sample.tree, sample.programs

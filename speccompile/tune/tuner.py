@@ -111,7 +111,9 @@ def tune(
         candidates = score(ranks, trees, config.contexts)
     with progress.stage("costs", "measure rounds"):
         most = replay(ranks, walk_full_tree(ranks, limits.draft_topk)).acceptance_length
-        costs = measure_costs(engine, config, _SPARE * most, progress)
+        probe = Probe(engine.programs, engine.kv, temperature=config.temperature)
+        loads = [(batch, context) for batch in config.batch_sizes for context in config.contexts]
+        costs = probe.measure(loads, repeats=config.repeats, worth=_SPARE * most)
     choices = _choose_all(candidates, costs, config)
     with progress.stage("trials", "run the chosen trees against off"):
         trials = [_try_row(engine, fitting, row, config) for row in progress.bar(choices, "batch")]
@@ -146,16 +148,6 @@ def measure_ranks(engine: Engine, prompts: Prompts, config: TuneConfig, progress
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     return join_tables([ranker.rank(text) for text in progress.bar(texts, "text")], depth)
-
-
-def measure_costs(engine: Engine, config: TuneConfig, worth: float, progress: Progress) -> list[LoadCosts]:
-    """Costs of every load, batch by batch."""
-    probe = Probe(engine.programs, engine.kv, temperature=config.temperature)
-    loads = [(batch, context) for batch in config.batch_sizes for context in config.contexts]
-    return [
-        probe.measure(batch, context, repeats=config.repeats, worth=worth)
-        for batch, context in progress.bar(loads, "load")
-    ]
 
 
 def _choose_all(

@@ -27,7 +27,7 @@ def costs(batch=1, row=0.0, step=0.0, fed=0.0, call=10.0, context=100) -> LoadCo
 
 
 def test_curves_bend_between_points_and_go_on_beyond_the_last():
-    curve = curve_of({4: [2.0, 9.0, 2.2], 1: [1.0], 2: [1.4]})
+    curve = curve_of({4: [2.2, 9.0, 2.2, 2.1, 7.0], 1: [1.0], 2: [1.4]})
     assert (curve.x, curve.seconds) == ((1, 2, 4), (1.0, 1.4, 2.2))
     assert [curve.at(x) for x in (0, 1, 1.5, 4, 6)] == pytest.approx([1.0, 1.0, 1.2, 2.2, 3.0])
     assert Curve((1, 2), (3.0, 2.0)).at(9) == 2.0, "more work is never expected to take less time"
