@@ -43,7 +43,7 @@ def _costs(axes: Any, report: TuneReport) -> None:
     for number, load in enumerate(shown):
         axes.plot(
             load.target_step.x, [1e3 * seconds for seconds in load.target_step.seconds],
-            color=nth(COLOURS, number), marker=nth(MARKERS, number), label=f"{load.batch} requests",
+            color=nth(COLOURS, number), marker=nth(MARKERS, number), label=f"batch {load.batch}",
         )  # fmt: skip
     axes.set(
         title=f"Target call, {report.table.context[0]} tokens of context",

@@ -27,7 +27,7 @@ from speccompile.tune.ranks import Ranker, Text
 from speccompile.tune.search import Candidate, Choice, candidate_trees, choose, score
 
 _TRIAL_TOKENS = 32
-_TRIALS = 3
+_TRIALS, _TRIAL_REQUESTS = 3, 8  # at least so many trials, and so many answers
 _SPARE = 1.2  # how far a tree may keep more tokens somewhere than the full tree does on average
 Prompts = Sequence[Sequence[int]]
 
@@ -57,7 +57,8 @@ class TuneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The tree of one row, run against ``off``: median tokens per second of all requests together."""
+    """The tree of one row, run against ``off`` on several groups of prompts: medians over the groups, of the
+    tokens per second of all requests together and of the gain; ``tokens_per_round`` is a mean."""
 
     batch: int
     context: int
@@ -159,20 +160,20 @@ def _choose_all(
 
 
 def _try_row(engine: Engine, prompts: Prompts, row: Sequence[Choice], config: TuneConfig) -> Trial:
-    """Run the tree of the cell that the prompts' length falls into."""
+    """Run the tree of the cell that the prompts' mean length falls into, on different prompts in turn."""
     batch = row[0].batch
-    chosen = [prompts[i % len(prompts)] for i in range(batch)]
-    mean = sum(map(len, chosen)) / batch + _TRIAL_TOKENS / 2
+    mean = sum(map(len, prompts)) / len(prompts) + _TRIAL_TOKENS / 2
     choice = next((c for c in row if mean <= c.context), row[-1])
     pairs = []
-    for _ in range(_TRIALS if choice.tree.num_nodes else 1):
+    for number in range(max(_TRIALS, _TRIAL_REQUESTS // batch) if choice.tree.num_nodes else 1):
+        chosen = [prompts[(number * batch + i) % len(prompts)] for i in range(batch)]
         pairs.append([_decode(engine.session, chosen, tree, config) for tree in (OFF, choice.tree)])
     gain = statistics.median(tree.tokens_per_s / off.tokens_per_s for off, tree in pairs)
     return Trial(
         batch=batch,
         context=choice.context,
         tree=choice.tree.name,
-        tokens_per_round=statistics.median(tree.tokens_per_round for _, tree in pairs),
+        tokens_per_round=statistics.mean(tree.tokens_per_round for _, tree in pairs),
         tokens_per_s=statistics.median(tree.tokens_per_s for _, tree in pairs),
         off_tokens_per_s=statistics.median(off.tokens_per_s for off, _ in pairs),
         gain=gain if choice.tree.num_nodes else 1.0,
