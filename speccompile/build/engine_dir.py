@@ -1,6 +1,7 @@
 """The engine directory on disk: atomic publication and the checks made when it is loaded.
 
-Layout: ``manifest.json``, ``programs/``, ``lib/``, ``tokenizer/``, ``trees/``.  A build writes into a
+Layout: ``manifest.json``, ``programs/``, ``lib/``, ``tokenizer/``, ``trees/``; ``trees/table.json`` comes
+later, from tuning (:mod:`speccompile.build.table_file`).  A build writes into a
 hidden sibling ``.NAME.building-*`` and swaps it with the old engine in one system call, so a killed
 build leaves the old engine, or nothing where there was none; the next build removes its remains.
 """
@@ -24,9 +25,11 @@ import torch
 
 from speccompile.build import isa
 from speccompile.build.manifest import MANIFEST_NAME, Manifest, read_manifest
+from speccompile.build.table_file import TABLE_PATH, read_table
 from speccompile.contract import contract_to_json
 from speccompile.errors import BuildError, EngineError
 from speccompile.files import FileDigest, list_files, sha256
+from speccompile.tree.table import TreeTable
 from speccompile.tree.tree import Tree, tree_from_json
 
 PROGRAMS, LIB, TOKENIZER, TREES = "programs", "lib", "tokenizer", "trees"
@@ -57,8 +60,13 @@ class EngineDir:
         return self.path / TOKENIZER
 
     def tree(self) -> Tree:
-        """The tree used unless a request asks for another."""
+        """The tree given to the build; used unless there is a table or a request asks for another."""
         return tree_from_json(json.loads((self.path / TREES / DEFAULT_TREE).read_text(encoding="utf-8")))
+
+    def table(self) -> TreeTable | None:
+        """The tuned table, if there is one.  Raises EngineError for a damaged or foreign one."""
+        found = read_table(self.path, self.manifest)
+        return found[0] if found else None
 
 
 def publish(output: Path, writer: Callable[[Path], None]) -> None:
@@ -191,7 +199,7 @@ def load_engine_dir(path: Path, *, verify: bool = False) -> EngineDir:
     for item in manifest.files:
         _check_file(path / item.path, item, digest=verify or item.size <= _SMALL_FILE)
     if verify:
-        known = {item.path for item in manifest.files} | {MANIFEST_NAME}
+        known = {item.path for item in manifest.files} | {MANIFEST_NAME, TABLE_PATH}
         for file in list_files(path):
             if file.relative_to(path).as_posix() not in known:
                 raise EngineError(f"{file}: not part of the engine; remove it")

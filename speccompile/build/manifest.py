@@ -45,14 +45,15 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, with ``digest`` over everything else."""
         data = json.loads(json.dumps(dataclasses.asdict(self)))
-        return {**data, "digest": _digest(data)}
+        return {**data, "digest": json_digest(data)}
 
     def write(self, engine: Path) -> None:
         """Write ``manifest.json`` into an engine directory."""
         (engine / MANIFEST_NAME).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
-def _digest(data: dict[str, Any]) -> str:
+def json_digest(data: dict[str, Any]) -> str:
+    """SHA-256 over plain JSON, however it is laid out; hex."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -69,7 +70,7 @@ def read_manifest(engine: Path) -> Manifest:
     if names != set(data):
         wrong = ", ".join(sorted(names ^ set(data)))
         raise EngineError(f"{path}: missing or unknown keys: {wrong}; build the engine again")
-    if data.pop("digest") != _digest(data):
+    if data.pop("digest") != json_digest(data):
         raise EngineError(f"{path}: changed since it was built (digest differs); build the engine again")
     try:
         return _from_json(data)

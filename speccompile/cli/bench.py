@@ -13,7 +13,7 @@ from speccompile.bench.contender import Contender, Job, contender_json
 from speccompile.bench.race import Score, race
 from speccompile.build.engine_dir import EngineDir, load_engine_dir
 from speccompile.checkpoint.tokenizer import Tokenizer
-from speccompile.cli.prompts import Prompt, read_prompts
+from speccompile.cli.prompts import first_turns, read_prompts
 from speccompile.cli.show import echo_json, table
 from speccompile.errors import ConfigError
 from speccompile.files import size_text
@@ -55,7 +55,7 @@ def command(
     rows = read_prompts(prompts, chat=chat)[:limit]
     jobs = [
         Job(prompt_ids=ids, max_tokens=max_tokens, temperature=temperature, seed=number)
-        for number, ids in enumerate(_first_turns(rows, tokenizer))
+        for number, ids in enumerate(first_turns(rows, tokenizer))
     ]
 
     def bar(items: Sequence[Job]) -> Iterable[Job]:
@@ -103,18 +103,6 @@ def _contenders(engines: list[EngineDir], names: list[str], model: Path | None) 
                 Contender(name=f"transformers eager {dtype}", kind="transformers", path=model, dtype=dtype)
             )
     return out
-
-
-def _first_turns(rows: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
-    found: list[list[int]] = []
-
-    def take(token_ids: list[int], _name: str) -> str:
-        found.append(token_ids)
-        return ""
-
-    for row in rows:
-        row.conversation(tokenizer, take, only_first=True)
-    return found
 
 
 def _partner(score: Score, scores: list[Score], **wanted: Any) -> Score | None:

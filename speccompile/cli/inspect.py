@@ -1,4 +1,4 @@
-"""``speccompile inspect``: the manifest for people or as JSON, and the tree drawn."""
+"""``speccompile inspect``: the manifest for people or as JSON, and the trees drawn."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import click
 
 from speccompile.build.engine_dir import EngineDir, load_engine_dir
 from speccompile.build.manifest import Manifest
+from speccompile.build.table_file import read_table
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig
 from speccompile.cli.show import echo_json, table
+from speccompile.cli.tree_tables import choice_table, tree_drawings, trial_table
 from speccompile.files import size_text
 from speccompile.tree.draw import draw
 
@@ -23,7 +25,10 @@ def command(engine: Path, verify: bool, as_json: bool) -> None:
     """Show what is in an engine directory."""
     loaded = load_engine_dir(engine, verify=verify)
     if as_json:
-        echo_json({**loaded.manifest.to_json(), "tree": loaded.tree().to_json(), "verified": verify})
+        tuned = read_table(loaded.path, loaded.manifest)
+        found = {"table": tuned[0].to_json(), "report": tuned[1]} if tuned else None
+        trees = {"tree": loaded.tree().to_json(), "tuned": found}
+        echo_json({**loaded.manifest.to_json(), **trees, "verified": verify})
         return
     click.echo(_describe(loaded))
     if verify:
@@ -33,6 +38,9 @@ def command(engine: Path, verify: bool, as_json: bool) -> None:
 def _describe(engine: EngineDir) -> str:
     manifest = engine.manifest
     parts = [table(_summary(engine.path, manifest)), _files(manifest), draw(engine.tree())]
+    if tuned := read_table(engine.path, manifest):
+        trees, report = tuned
+        parts += [choice_table(report["choices"]), trial_table(report["trials"]), tree_drawings(trees)]
     return "\n\n".join(parts)
 
 

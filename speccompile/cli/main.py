@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("Compare speculative with plain decoding, token by token.", ""),
     "demo": ("Build the demo engine and show what speculation gains.", "gguf"),
     "bench": ("Measure speed against plain decoding and transformers.", "bench"),
+    "tune": ("Choose draft trees by measurement and store them in an engine.", ""),
     "rollout": ("Let the target answer prompts, as training data for a head.", ""),
     "train": ("Train an EAGLE head by online distillation.", ""),
     "plot-run": ("Draw the learning curves of training runs.", "plot"),

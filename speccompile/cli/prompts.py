@@ -8,7 +8,7 @@ carried along.  ``messages`` and ``turns`` always go through the chat template.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,19 @@ class Prompt:
             text = answer(tokenizer.encode_chat(history), name)
             history.append({"role": "assistant", "content": text})
         return history
+
+
+def first_turns(rows: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of the first turn of every row."""
+    found: list[list[int]] = []
+
+    def take(token_ids: list[int], _name: str) -> str:
+        found.append(token_ids)
+        return ""
+
+    for row in rows:
+        row.conversation(tokenizer, take, only_first=True)
+    return found
 
 
 def single_prompt(text: str, name: str, *, chat: bool, history: Sequence[Message] = ()) -> Prompt:

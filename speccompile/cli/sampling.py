@@ -25,7 +25,12 @@ def sampling_options(
         click.option("--min-p", type=float, default=_DEFAULT.min_p, help="0 switches it off."),
         click.option("--seed", type=int, default=seed, help=seed_help),
         click.option("--stop", multiple=True, help="Text that ends the output; may be given several times."),
-        click.option("--tree", "speculation", default="auto", help="Draft tree: a name, a file, or off."),
+        click.option(
+            "--tree",
+            "speculation",
+            default="auto",
+            help="Draft tree: auto (the tuned table, else the engine's), a name, a file, or off.",
+        ),
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

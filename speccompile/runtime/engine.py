@@ -26,6 +26,7 @@ from speccompile.runtime.programs import KvCache, ProgramSet, allocate_layers
 from speccompile.runtime.request import Request
 from speccompile.runtime.session import Session
 from speccompile.runtime.stats import Completion
+from speccompile.tree.table import TreeTable
 from speccompile.tree.tree import Tree
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -43,7 +44,7 @@ class Engine:
         tokenizer: Tokenizer,
         programs: ProgramSet,
         kv: KvCache,
-        default_tree: Tree,
+        default_tree: Tree | TreeTable,
     ) -> None:
         self.path, self.manifest, self.tokenizer = path, manifest, tokenizer
         self.programs, self.kv = programs, kv
@@ -57,10 +58,11 @@ class Engine:
         )
 
     @classmethod
-    def load(cls, path: str | Path, *, num_blocks: int | None = None) -> Engine:
+    def load(cls, path: str | Path, *, num_blocks: int | None = None, tuned: bool = True) -> Engine:
         """Load and check an engine directory; raises EngineError.
 
         ``num_blocks``: size of the KV pool; the default holds ``max_batch_size`` requests of full length.
+        ``tuned``: use the engine's tree table, if it has one.
         """
         engine = load_engine_dir(Path(path))
         torch.set_num_threads(engine.manifest.config.threads)
@@ -73,7 +75,7 @@ class Engine:
             tokenizer=Tokenizer.from_dir(engine.tokenizer),
             programs=programs,
             kv=_allocate_kv(engine.manifest, num_blocks),
-            default_tree=engine.tree(),
+            default_tree=(engine.table() if tuned else None) or engine.tree(),
         )
 
     def generate(

@@ -22,11 +22,15 @@ from speccompile.tree.tree import Int64
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next ``length`` prompt tokens of a request; ``ends_prompt`` when none remain after them."""
+    """The next ``length`` prompt tokens of a request; ``ends_prompt`` when none remain after them.
+
+    ``head_reads``: the head reads the chunks before this one now, as the request is going to draft.
+    """
 
     request: Request
     length: int
     ends_prompt: bool
+    head_reads: bool
 
 
 class Members:
@@ -56,7 +60,11 @@ class Members:
     @cached_property
     def readers(self) -> Int64:
         """Whose pending features the head reads: those that draft first, then those amid their prompt."""
-        amid = [i for i in range(len(self.decoding), len(self.requests)) if self.requests[i].pending]
+        amid = [
+            i
+            for i, chunk in enumerate(self.chunks, len(self.decoding))
+            if chunk.head_reads and chunk.request.pending
+        ]
         return np.concatenate([self.forest.drafting, np.array(amid, np.int64)])
 
     @cached_property

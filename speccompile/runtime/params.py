@@ -11,13 +11,14 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from speccompile.errors import ConfigError, RequestError
 from speccompile.tree.named import OFF, resolve_tree
 from speccompile.tree.tree import Tree
 
 MAX_SEED = 2**63 - 1
+Default = TypeVar("Default")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,8 @@ class SamplingParams:
     seed: 0 .. 2**63 - 1, or None.
     stop: strings that end the text before them; stop_token_ids: ids that end it like EOS.
     ignore_eos: generate past EOS (stop ids and strings still count).
-    speculation: ``auto`` (the engine's tree), ``off``, a tree name, file, list of rank paths, or a Tree.
+    speculation: ``auto`` (the engine's tree table, or its tree if it was not tuned), ``off``, a tree name,
+    file, list of rank paths, or a Tree.
     """
 
     max_tokens: int = 256
@@ -66,7 +68,7 @@ class SamplingParams:
         """``stop`` as a list, also where a single string was given."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
-    def tree(self, default: Tree) -> Tree:
+    def tree(self, default: Default) -> Tree | Default:
         """The tree asked for; ``default`` for ``auto``.  Raises RequestError."""
         if isinstance(self.speculation, str) and self.speculation == "auto":
             return default

@@ -21,10 +21,11 @@ from speccompile.runtime.programs import KvCache, Program, ProgramSet
 from speccompile.runtime.request import Request
 from speccompile.runtime.stats import SessionStats
 from speccompile.runtime.verify import Verifier, Walk
+from speccompile.tree.tree import Tree
 
 
 class RoundRunner:
-    """Runs rounds over one KV cache; keeps the features of the last target call for the next round."""
+    """Runs rounds over one KV cache."""
 
     def __init__(self, programs: ProgramSet, kv: KvCache, stats: SessionStats) -> None:
         timed = _timed(programs, stats)
@@ -32,21 +33,21 @@ class RoundRunner:
         self._limits, self._stats = programs.limits, stats
         self._drafter = Drafter(timed, kv, causal)
         self._verifier = Verifier(timed, kv, causal)
-        self._feature: Tensor | None = None
 
-    def run(self, decoding: Sequence[Request], chunks: Sequence[Chunk]) -> None:
-        """Move every given request forward; together they have at most ``max_rows`` rows."""
-        trees = tuple(request.round_tree() for request in decoding)
-        forest = make_forest(trees, self._limits.draft_topk, self._limits.mask_words)
+    def run(self, decoding: Sequence[Request], trees: Sequence[Tree], chunks: Sequence[Chunk]) -> None:
+        """Move every given request forward; ``trees`` [decoding] and chunks fit into ``max_rows`` rows."""
+        fitting = tuple(request.round_tree(tree) for request, tree in zip(decoding, trees, strict=True))
+        forest = make_forest(fitting, self._limits.draft_topk, self._limits.mask_words)
         members = Members(decoding, chunks, forest)
-        candidates = self._drafter.propose(members, self._feature)
-        walks, self._feature = self._verifier.verify(members, candidates)
-        for walk in walks:
-            self._apply(walk)
+        candidates = self._drafter.propose(members)
+        walks, feature = self._verifier.verify(members, candidates)
+        reading = set(members.readers.tolist())
+        for index, walk in enumerate(walks):
+            self._apply(walk, feature, head_read=index in reading)
 
-    def _apply(self, walk: Walk) -> None:
+    def _apply(self, walk: Walk, feature: Tensor, *, head_read: bool) -> None:
         request, decoding = walk.request, not walk.request.prompt_left
-        request.commit(walk.rows)
+        request.commit(walk.rows, feature, head_read=head_read)
         if not walk.drawn:
             return
         kept = request.keep(walk.drawn)

@@ -1,8 +1,9 @@
 """The scheduler: which requests run, and what each does in the next round.
 
 Requests are admitted first come, first served, when a place in the batch and every KV block they can
-ever need are free; so nothing overtakes, and nothing that runs can run out.  A round gives every
-decoding request its tree and shares the remaining rows among the prompts, in order of arrival.
+ever need are free; so nothing overtakes, and nothing that runs can run out.  A round picks a tree for every
+decoding request, from its table by the load of the moment, and shares the remaining rows among the prompts,
+in order of arrival.
 A session belongs to one thread.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -25,13 +26,15 @@ from speccompile.runtime.request import Request
 from speccompile.runtime.round import RoundRunner
 from speccompile.runtime.stats import SessionStats
 from speccompile.tree.named import OFF, check_tree
+from speccompile.tree.table import TreeTable, table_of_one
 from speccompile.tree.tree import Tree
 
 
 class Session:
     """Runs requests over one engine.  Whoever drives it calls :meth:`step` until nothing is left.
 
-    ``default_tree``: the tree of requests with speculation ``auto``.  ``prefill_chunk``: most prompt
+    ``default_tree``: what requests with speculation ``auto`` use: one tree, or a table that says which tree
+    runs at which load.  ``prefill_chunk``: most prompt
     tokens that one request reads per round (default: as many as a call holds).
     """
 
@@ -43,7 +46,7 @@ class Session:
         vocab_size: int,
         eos_ids: Collection[int],
         token_bytes: TokenBytes,
-        default_tree: Tree = OFF,
+        default_tree: Tree | TreeTable = OFF,
         prefill_chunk: int | None = None,
     ) -> None:
         self._limits = programs.limits
@@ -51,14 +54,14 @@ class Session:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._token_bytes = token_bytes
-        self._default_tree = default_tree
+        self._default_trees = _as_table(default_tree)
         self._prefill_chunk = prefill_chunk or programs.limits.max_rows
         self._pool = BlockPool(num_blocks=kv.num_blocks, block_size=programs.limits.block_size)
         self.stats = SessionStats()
         self._runner = RoundRunner(programs, kv, self.stats)
         self._waiting: deque[Request] = deque()
         self._active: list[Request] = []
-        self._check_tree(default_tree)
+        self._check_trees(self._default_trees)
 
     @property
     def idle(self) -> bool:
@@ -100,7 +103,9 @@ class Session:
         if not self._active:
             return
         decoding = [request for request in self._active if not request.prompt_left]
-        self._runner.run(decoding, self._chunks(decoding))
+        context = sum(request.committed for request in self._active) / len(self._active)
+        trees = {request: request.trees.pick(len(self._active), context) for request in self._active}
+        self._runner.run(decoding, [trees[request] for request in decoding], self._chunks(trees))
         for request in [request for request in self._active if request.done]:
             self._release(request)
         self.stats.steps += 1
@@ -117,9 +122,9 @@ class Session:
             raise RequestError(
                 f"prompt has {len(prompt)} tokens, no room is left for an answer within max_seq_len {limit}"
             )
-        tree = params.tree(self._default_tree)
+        trees = _as_table(params.tree(self._default_trees))
         try:
-            self._check_tree(tree)
+            self._check_trees(trees)
         except ConfigError as error:
             raise RequestError(f"speculation: {error}") from error
         max_new = min(params.max_tokens, limit - len(prompt))
@@ -133,21 +138,22 @@ class Session:
             prompt=list(prompt),
             params=params,
             seed=fresh_seed() if params.seed is None else params.seed,
-            tree=tree,
+            trees=trees,
             max_new=max_new,
             max_seq_len=limit,
             output=output,
         )
 
-    def _check_tree(self, tree: Tree) -> None:
-        if tree.num_nodes and not self._has_head:
-            raise ConfigError(f"tree {tree.name!r} needs a draft head and this engine has none; use off")
-        check_tree(
-            tree,
-            draft_topk=self._limits.draft_topk,
-            max_depth=self._limits.max_tree_depth,
-            max_rows=self._limits.rows_per_request,
-        )
+    def _check_trees(self, trees: TreeTable) -> None:
+        for tree in trees.trees:
+            if tree.num_nodes and not self._has_head:
+                raise ConfigError(f"tree {tree.name!r} needs a draft head and this engine has none; use off")
+            check_tree(
+                tree,
+                draft_topk=self._limits.draft_topk,
+                max_depth=self._limits.max_tree_depth,
+                max_rows=self._limits.rows_per_request,
+            )
 
     def _admit(self) -> None:
         while self._waiting and len(self._active) < self._limits.max_batch_size:
@@ -161,14 +167,15 @@ class Session:
             request.block_row[:needed] = request.blocks
             self._active.append(request)
 
-    def _chunks(self, decoding: Sequence[Request]) -> list[Chunk]:
+    def _chunks(self, trees: Mapping[Request, Tree]) -> list[Chunk]:
         """Rows that the trees leave free go to the prompts; every prompt gets at least one."""
         reading = [request for request in self._active if request.prompt_left]
-        free = self._limits.max_rows - sum(request.tree.rows for request in decoding)
+        free = self._limits.max_rows - sum(trees[r].rows for r in self._active if not r.prompt_left)
         chunks = []
         for later, request in zip(range(len(reading) - 1, -1, -1), reading, strict=True):
             length = min(request.prompt_left, self._prefill_chunk, free - later)
-            chunks.append(Chunk(request, length, length == request.prompt_left))
+            ends = length == request.prompt_left
+            chunks.append(Chunk(request, length, ends, head_reads=trees[request].num_nodes > 0))
             free -= length
         return chunks
 
@@ -177,3 +184,7 @@ class Session:
         self._pool.give_back(request.blocks)
         if not self._active:
             self._pool.check_idle()
+
+
+def _as_table(trees: Tree | TreeTable) -> TreeTable:
+    return trees if isinstance(trees, TreeTable) else table_of_one(trees)

@@ -30,6 +30,10 @@ SURFACE = {
         "engines", "--prompts", "--limit", "--max-tokens", "--temperature", "--baselines", "--model",
         "--chat", "--no-chat", "--json",
     },
+    "tune": {
+        "engine", "--prompts", "--limit", "--statistics", "--batch-sizes", "--contexts", "--max-tokens",
+        "--temperature", "--chat", "--no-chat", "--json", "--plot",
+    },
     "rollout": {
         "--model", "--prompts", "--output", "--answer-tokens", "--answers", "--batch-size", "--max-answer",
         "--max-user", "--max-length", "--own-prompts", "--second-turns", "--temperatures", "--features",
@@ -60,7 +64,7 @@ def flags(name: str) -> set[str]:
 
 def test_commands():
     assert list(COMMANDS) == [
-        "build", "run", "inspect", "verify", "demo", "bench", "rollout", "train", "plot-run",
+        "build", "run", "inspect", "verify", "demo", "bench", "tune", "rollout", "train", "plot-run",
         "eval-draft",
     ]  # fmt: skip
 

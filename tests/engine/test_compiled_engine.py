@@ -13,7 +13,10 @@ from speccompile.build.config import make_config
 from speccompile.build.progress import Progress
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.params import SamplingParams
+from speccompile.runtime.session import Session
 from tests.engine.agreeing_pair import write_agreeing_pair
+from tests.runtime.fakes import finish
+from tests.runtime.test_dispatch import shuffled
 
 TREES = ("chain-3", "[[0],[1],[2],[3],[4],[5],[6],[7],[0,0],[0,1],[1,0],[0,0,0]]", "deep-15")
 PROMPTS = ([5, 6, 7], list(range(20, 37)), list(range(100, 140)), [9])
@@ -72,3 +75,25 @@ def test_loading_imports_no_compiler(compiled):
         "sys.exit('torch._inductor.codecache' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_trees_that_change_every_round_never_change_the_ids(compiled, temperature):
+    """Requests of several lengths join and leave while the dispatcher picks any tree or none."""
+    plain = [compiled.generate(p, params("off", temperature)).token_ids for p in PROMPTS]
+    session = Session(
+        compiled.programs,
+        compiled.kv,
+        vocab_size=compiled.manifest.target.vocab_size,
+        eos_ids=(),
+        token_bytes=compiled.tokenizer.token_bytes,
+        default_tree=shuffled(1),
+        prefill_chunk=7,
+    )
+    requests = []
+    for prompt in PROMPTS:
+        requests.append(session.submit(prompt, params("auto", temperature)))
+        for _ in range(5):
+            session.step()
+    finish(session)
+    assert [request.completion().token_ids for request in requests] == plain

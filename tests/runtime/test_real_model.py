@@ -50,7 +50,7 @@ def test_caches_equal_a_fresh_prefill_after_every_round(head) -> None:
         again = fresh.session.submit(request.tokens[: request.committed], SamplingParams(max_tokens=9))
         fresh.session.step()
         # The head is one round behind: its last pairs are read when the next round begins.
-        head_len = request.pending.start
+        head_len = request.pending[0].start
         fresh.session.step()
         for name, count in (("target", request.committed), ("draft", head_len)):
             for ours, theirs, keys in zip(
