@@ -1,8 +1,8 @@
 """What 8-bit weights cost: the quantized target against the unquantized one on calibration texts.
 
-Owns the order of things: the unquantized graphs run the texts once (hidden states are kept, input ranges are
-noted), both are quantized in place (two sets of layers never exist side by side, only the old ``lm_head`` waits),
-then the target runs the texts again.
+Owns the order of things: the unquantized graphs run the texts once (hidden states are kept, input ranges
+noted), both are quantized in place (two sets of layers never exist side by side, only the old ``lm_head``
+waits), then the target runs the texts again.
 Legend: n positions of a text, h hidden size, V vocabulary.
 """
 
@@ -31,7 +31,7 @@ def quantize_and_compare(
     lm_head = target.lm_head
     inputs = measure_inputs(target, lambda: before.extend(_scored(target, ids) for ids in texts))
     if head is not None:
-        quantize_linears(head, measure_inputs(head, lambda: [_draft(head, target, ids) for ids in texts]))
+        quantize_linears(head, measure_inputs(head, lambda: _draft(head, target, texts)))
     quantize_linears(target, inputs)
     divergence, agreeing = 0.0, 0
     for ids, hidden_nh in zip(texts, before, strict=True):
@@ -68,12 +68,13 @@ def _scored(target: Llama, ids: Tensor) -> Tensor:
     return hidden_nh
 
 
-def _draft(head: EagleHead, target: Llama, ids: Tensor) -> None:
+def _draft(head: EagleHead, target: Llama, texts: Sequence[Tensor]) -> None:
     """Run the head as ``draft_extend`` does: pairs of a position's feature and the next token."""
-    position = torch.arange(len(ids))[None]
-    _, feature = target(ids[None], position, causal_attend, head.config.aux_layers)
-    _, scored = head(ids[None, 1:], head.fuse(feature[:, :-1]), position[:, :-1], causal_attend)
-    head.lm_head(scored)
+    for ids in texts:
+        position = torch.arange(len(ids))[None]
+        _, feature = target(ids[None], position, causal_attend, head.config.aux_layers)
+        _, scored = head(ids[None, 1:], head.fuse(feature[:, :-1]), position[:, :-1], causal_attend)
+        head.lm_head(scored)
 
 
 def _divergence(old_nV: Tensor, new_nV: Tensor) -> Tensor:

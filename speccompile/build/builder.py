@@ -123,9 +123,7 @@ def _read(config: BuildConfig, progress: Progress) -> _Inputs:
             head.check_values(resolved.torch_dtype)
     with progress.stage("digest", "digest source files"):
         sources = source_digests(target, head, progress)
-    return _Inputs(
-        target=target, head=head, config=resolved, tree=tree, calibration=texts, sources=sources
-    )
+    return _Inputs(target=target, head=head, config=resolved, tree=tree, calibration=texts, sources=sources)
 
 
 def _calibration(config: ResolvedConfig, tokenizer: TokenizerFiles) -> tuple[torch.Tensor, ...]:

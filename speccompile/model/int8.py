@@ -27,7 +27,7 @@ _REPLACED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
 
 
 def balancing_divisor(largest_K: Tensor, weight_NK: Tensor) -> Tensor:
-    """Powers of two near largest input ** alpha / largest weight ** (1 - alpha), f32 [K]; the smallest is 1."""
+    """Powers of two near input ** alpha / weight ** (1 - alpha), f32 [K], the smallest of them 1."""
     input_K = largest_K.float().clamp(min=_TINY).log2()
     weight_K = weight_NK.float().abs().amax(0).clamp(min=_TINY).log2()
     exponent_K = (_ALPHA * input_K - (1 - _ALPHA) * weight_K).round()
@@ -68,7 +68,7 @@ def _replaced(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def measure_inputs(model: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
-    """Largest magnitude of each input, f32 [K], of the layers to be replaced, while ``run`` uses ``model``."""
+    """Largest magnitude of each input, f32 [K], of every layer to be replaced, met during ``run``."""
     largest = {name: torch.zeros(linear.in_features) for name, linear in _replaced(model).items()}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -1,8 +1,8 @@
 """Building blocks shared by the target and the draft heads.
 
 Attention itself is injected: a layer hands rotated queries, keys and values to an ``attend``
-callable and gets the mixed values back.  The runtime programs pass paged tree attention, the
-trainer passes dense attention (:func:`causal_attend`); the weights and the arithmetic around it are the same code.
+callable and gets the mixed values back.  The runtime programs pass paged tree attention; whoever runs whole
+texts passes :func:`causal_attend`.  The weights and the arithmetic around it are the same code.
 
 Legend: ... any leading dimensions (rows of a program, or batch and sequence in training), h hidden
 size, q / k heads of the queries / keys, D head size, i intermediate size.
