@@ -17,7 +17,8 @@ SURFACE = {
     "build": {
         "--config", "--model", "--draft", "--output", "--backend", "--dtype", "--quantization",
         "--calibration", "--max-batch-size", "--max-seq-len", "--max-rows", "--block-size", "--tree",
-        "--max-tree-depth", "--draft-topk", "--threads", "--norm-before-residual", "--aux-layers", "--smoke", "--no-smoke", "--json",
+        "--max-tree-depth", "--draft-topk", "--threads", "--norm-before-residual",
+        "--aux-layers", "--smoke", "--no-smoke", "--json",
     },
     "run": {
         "engine", "-p", "--prompt", "--prompts", "--chat", *SAMPLING, "--no-spec", "--stream",
