@@ -12,6 +12,7 @@ constexpr int kPanel = 32;
 constexpr int kDotVecs = kPanel / kDotLanes;
 constexpr int64_t kCacheLine = 64;
 constexpr int64_t kStepBytes = 4 * kPanel;  // weights of one panel for 4 inputs: two cache lines
+constexpr int64_t kMostInputs = 1 << 16;  // 255 * 127 of each still fit 32 bits
 constexpr int64_t kUnitsPerThread = 4;
 constexpr int64_t kThreadBytes = 1 << 17;  // fewer weights are not worth waking threads
 constexpr int64_t kThreadInputs = 1 << 16;

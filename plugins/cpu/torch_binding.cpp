@@ -213,6 +213,8 @@ void multiply_int8(const Tensor& x, const int8_t* weight, const float* scale, co
 Tensor int8_linear(Tensor x, Tensor weight, Tensor scale) {
   const int64_t columns = scale.numel(), panels = (columns + speccompile::kPanel - 1) / speccompile::kPanel;
   const int64_t steps = (x.size(1) + 3) / 4;
+  STD_TORCH_CHECK(x.size(1) <= speccompile::kMostInputs, "speccompile: int8_linear takes at most ",
+                  speccompile::kMostInputs, " inputs");
   x = dense_rows(x);
   Tensor out = torch::stable::new_empty(x, {x.size(0), columns}, ScalarType::Float);
   const auto* packed = pointer<int8_t>(weight, ScalarType::Char, panels * steps * speccompile::kStepBytes, "weight");

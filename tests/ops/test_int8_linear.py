@@ -135,6 +135,8 @@ def test_wrong_operands_are_refused():
         int8_linear(torch.randn(2, 20), packed, scale)
     with pytest.raises(RuntimeError, match="scale"):
         int8_linear(torch.randn(2, 16), packed, scale.double())
+    with pytest.raises(RuntimeError, match="at most 65536 inputs"):
+        int8_linear(torch.randn(1, 65537), packed, scale)
     with pytest.raises(RuntimeError, match="bf16, fp16 or fp32"):
         int8_linear(torch.randn(2, 16).double(), packed, scale)
 
