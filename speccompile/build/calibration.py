@@ -22,7 +22,7 @@ BUILT_IN = Path(__file__).resolve().parents[1] / "assets" / "calibration.jsonl"
 
 
 def read_calibration(path: Path, files: TokenizerFiles, max_tokens: int) -> list[Tensor]:
-    """Ids i64 [n] of every row, cut to ``max_tokens``.  Raises ConfigError naming file and line."""
+    """Ids i64 [n], n > 1, of every row, cut to ``max_tokens``.  Raises ConfigError naming file and line."""
     with tempfile.TemporaryDirectory() as folder:
         files.write(Path(folder))
         tokenizer = Tokenizer.from_dir(Path(folder))
@@ -36,4 +36,7 @@ def read_calibration(path: Path, files: TokenizerFiles, max_tokens: int) -> list
     texts = each_row(rows, ids, report)
     if report.skipped:
         raise ConfigError(f"calibration: {path}: {'; '.join(report.lines())}; remove or repair these rows")
-    return [torch.tensor(text[:max_tokens]) for text in texts if text]
+    usable = [torch.tensor(text[:max_tokens]) for text in texts if len(text[:max_tokens]) > 1]
+    if not usable:
+        raise ConfigError(f"calibration: {path}: no text of 2 tokens; give longer ones, or a larger max_seq_len")
+    return usable

@@ -170,7 +170,9 @@ def test_own_calibration_texts(pair, tmp_path):
     assert 4 < report.quantization.positions < 80
     assert "top-1 agreement" in report.summary()
     texts.write_text('{"text": "good"}\nbad\n')
-    for broken in (texts, tmp_path / "absent.jsonl"):
+    short = tmp_path / "short.jsonl"
+    short.write_text('{"text": "a"}\n')
+    for broken in (texts, short, tmp_path / "absent.jsonl"):
         with pytest.raises(ConfigError, match=str(broken)):
             build(make_config(flags={**flags, "calibration": str(broken)}), Progress(lambda _line: None))
 
