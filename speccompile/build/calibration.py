@@ -38,5 +38,5 @@ def read_calibration(path: Path, files: TokenizerFiles, max_tokens: int) -> list
         raise ConfigError(f"calibration: {path}: {'; '.join(report.lines())}; remove or repair these rows")
     usable = [torch.tensor(text[:max_tokens]) for text in texts if len(text[:max_tokens]) > 1]
     if not usable:
-        raise ConfigError(f"calibration: {path}: no text of 2 tokens; give longer ones, or a larger max_seq_len")
+        raise ConfigError(f"calibration: {path}: no text of 2 tokens or more; give longer ones")
     return usable
