@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "attention.h"
+#include "int8_linear.h"
 #include "sampling.h"
 #include "walk.h"
 
@@ -202,6 +203,31 @@ std::tuple<Tensor, Tensor> walk_tree(Tensor drawn, Tensor token, Tensor parent, 
   return {path, path_len};
 }
 
+template <class T>
+void multiply_int8(const Tensor& x, const int8_t* weight, const float* scale, const Tensor& out) {
+  speccompile::int8_linear<T>({static_cast<const T*>(x.const_data_ptr()), x.stride(0), x.size(0), x.size(1),
+                               out.size(1), weight, scale, static_cast<float*>(out.mutable_data_ptr())},
+                              TorchPool{});
+}
+
+Tensor int8_linear(Tensor x, Tensor weight, Tensor scale) {
+  const int64_t columns = scale.numel(), panels = (columns + speccompile::kPanel - 1) / speccompile::kPanel;
+  const int64_t steps = (x.size(1) + 3) / 4;
+  STD_TORCH_CHECK(x.size(1) <= speccompile::kMostInputs, "speccompile: int8_linear takes at most ",
+                  speccompile::kMostInputs, " inputs");
+  x = dense_rows(x);
+  Tensor out = torch::stable::new_empty(x, {x.size(0), columns}, ScalarType::Float);
+  const auto* packed = pointer<int8_t>(weight, ScalarType::Char, panels * steps * speccompile::kStepBytes, "weight");
+  const float* scales = f32(scale, columns, "scale");
+  switch (x.scalar_type()) {
+    case ScalarType::BFloat16: multiply_int8<speccompile::Bf16>(x, packed, scales, out); break;
+    case ScalarType::Half: multiply_int8<speccompile::Fp16>(x, packed, scales, out); break;
+    case ScalarType::Float: multiply_int8<float>(x, packed, scales, out); break;
+    default: STD_TORCH_CHECK(false, "speccompile: int8_linear takes bf16, fp16 or fp32");
+  }
+  return out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
@@ -211,4 +237,5 @@ STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("draw_tokens", TORCH_BOX(&draw_tokens));
   m.impl("draft_topk", TORCH_BOX(&draft_topk));
   m.impl("walk_tree", TORCH_BOX(&walk_tree));
+  m.impl("int8_linear", TORCH_BOX(&int8_linear));
 }

@@ -22,16 +22,19 @@ import torch
 
 from speccompile import __version__
 from speccompile.build import engine_dir, isa
+from speccompile.build.accuracy import quantize_and_compare
+from speccompile.build.calibration import BUILT_IN, read_calibration
 from speccompile.build.config import BuildConfig, ResolvedConfig
 from speccompile.build.lowering import get_lowering
-from speccompile.build.manifest import FORMAT_VERSION, Manifest
-from speccompile.build.plugin import build_cpu_plugin
+from speccompile.build.manifest import FORMAT_VERSION, Manifest, QuantizationReport
+from speccompile.build.plugin import PLUGIN_NAME, build_cpu_plugin, load_plugin
 from speccompile.build.programs import export_programs
 from speccompile.build.progress import Progress, peak_memory
 from speccompile.checkpoint.head_layout import head_shapes
 from speccompile.checkpoint.heads import Head, HeadOverrides, open_head
 from speccompile.checkpoint.pair import check_pair
 from speccompile.checkpoint.target import Target, open_target
+from speccompile.checkpoint.tokenizer_files import TokenizerFiles
 from speccompile.contract import contract_to_json
 from speccompile.errors import BuildError
 from speccompile.files import FileDigest, digest_files, list_files, size_text
@@ -54,13 +57,15 @@ class BuildReport:
     size: int
     peak_memory: int
     times: dict[str, float]
+    quantization: QuantizationReport | None
 
     def summary(self) -> str:
-        """One line for people."""
-        return (
+        """One line for people, a second one for a quantized engine."""
+        line = (
             f"engine {self.output}: {size_text(self.size)}, {self.times['total']:.0f} s, "
             f"peak memory {size_text(self.peak_memory)}"
         )
+        return line if self.quantization is None else f"{line}\n{self.quantization.summary()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ class _Inputs:
     head: Head | None
     config: ResolvedConfig
     tree: Tree
+    calibration: tuple[torch.Tensor, ...]
     sources: tuple[FileDigest, ...]
 
 
@@ -98,6 +104,7 @@ def build(config: BuildConfig, progress: Progress) -> BuildReport:
         size=sum(item.size for item in manifest.files),
         peak_memory=manifest.peak_memory,
         times=manifest.times,
+        quantization=manifest.quantization,
     )
 
 
@@ -108,15 +115,22 @@ def _read(config: BuildConfig, progress: Progress) -> _Inputs:
         target = open_target(Path(config.model))
         head = _open_head(config, target)
         resolved = config.resolve(target.config, head.config if head else None)
-        tokenizer = target.tokenizer
+        tokenizer = target.tokenizer  # read here so that a missing one is found before compilation
+        texts = _calibration(resolved, tokenizer)
     with progress.stage("check", "check weights"):
         target.check_values(resolved.torch_dtype)
         if head:
             head.check_values(resolved.torch_dtype)
     with progress.stage("digest", "digest source files"):
         sources = source_digests(target, head, progress)
-    del tokenizer  # only read here so that a missing one is found before compilation
-    return _Inputs(target=target, head=head, config=resolved, tree=tree, sources=sources)
+    return _Inputs(target=target, head=head, config=resolved, tree=tree, calibration=texts, sources=sources)
+
+
+def _calibration(config: ResolvedConfig, tokenizer: TokenizerFiles) -> tuple[torch.Tensor, ...]:
+    if config.quantization == "none":
+        return ()
+    path = BUILT_IN if config.calibration is None else Path(config.calibration)
+    return tuple(read_calibration(path, tokenizer, config.max_seq_len))
 
 
 def _open_head(config: BuildConfig, target: Target) -> Head | None:
@@ -142,13 +156,16 @@ def source_digests(target: Target, head: Head | None, progress: Progress) -> tup
 def _check_disk(inputs: _Inputs) -> None:
     """Refuse before compiling when the engine, or the compiler's temporary copy of it, cannot fit."""
     itemsize = inputs.config.torch_dtype.itemsize
+    linear_itemsize = 1 if inputs.config.quantization == "int8" else itemsize
     config = inputs.target.config
     matrix = config.vocab_size * config.hidden_size
     # The embedding table and the packed output matrix are both stored, tied or not.
-    elements = sum(map(prod, inputs.target.expected_shapes.values())) + matrix * config.tie_word_embeddings
+    tables, linears = matrix, sum(map(prod, inputs.target.expected_shapes.values()))
+    linears -= 0 if config.tie_word_embeddings else matrix
     if inputs.head:
-        elements += 2 * (sum(map(prod, head_shapes(inputs.head.config).values())) + 2 * matrix)
-    need = elements * itemsize + _SPARE_BYTES
+        tables += 2 * matrix
+        linears += 2 * (sum(map(prod, head_shapes(inputs.head.config).values())) + matrix)
+    need = tables * itemsize + linears * linear_itemsize + _SPARE_BYTES
     output = Path(inputs.config.output).resolve()
     folder = next(parent for parent in output.parents if parent.is_dir())
     for where in (folder, Path(tempfile.gettempdir())):
@@ -165,7 +182,7 @@ def _write_engine(folder: Path, inputs: _Inputs, progress: Progress) -> Manifest
     with progress.stage("plugin", "compile CPU kernels"):
         build_cpu_plugin(folder / engine_dir.LIB)
     with progress.stage("programs", f"compile programs ({inputs.config.backend}, {inputs.config.dtype})"):
-        _compile_programs(folder / engine_dir.PROGRAMS, inputs, progress)
+        quantization = _compile_programs(folder, inputs, progress)
     inputs.target.tokenizer.write(folder / engine_dir.TOKENIZER)
     tree_file = folder / engine_dir.TREES / engine_dir.DEFAULT_TREE
     tree_file.write_text(json.dumps(inputs.tree.to_json()) + "\n", encoding="utf-8")
@@ -177,6 +194,7 @@ def _write_engine(folder: Path, inputs: _Inputs, progress: Progress) -> Manifest
         config=inputs.config,
         target=inputs.target.config,
         head=inputs.head.config if inputs.head else None,
+        quantization=quantization,
         sources=inputs.sources,
         files=files,
         versions=_versions(),
@@ -190,7 +208,7 @@ def _write_engine(folder: Path, inputs: _Inputs, progress: Progress) -> Manifest
     )
 
 
-def _compile_programs(folder: Path, inputs: _Inputs, progress: Progress) -> None:
+def _compile_programs(folder: Path, inputs: _Inputs, progress: Progress) -> QuantizationReport | None:
     config, lowering = inputs.config, get_lowering(inputs.config.backend)
     torch.set_num_threads(config.threads)  # Inductor writes the number into its loops
     target = load_llama(inputs.target.config, inputs.target.tensor, config.torch_dtype)
@@ -198,9 +216,17 @@ def _compile_programs(folder: Path, inputs: _Inputs, progress: Progress) -> None
     if inputs.head:
         head = load_head(inputs.head.config, inputs.head.tensor, target, config.torch_dtype)
         token_ids = draft_token_ids(inputs.head.config, inputs.head.tensor)
+    report = None
+    if config.quantization == "int8":
+        with progress.stage("quantize", "  quantize and compare"):
+            load_plugin(folder / engine_dir.LIB / PLUGIN_NAME)
+            name = config.calibration or "built-in texts"
+            report = quantize_and_compare(target, head, inputs.calibration, name)
+        progress.note(f"  {report.summary()}")
     for name, program in progress.bar(export_programs(target, head, token_ids, config.limits), "program"):
         with progress.stage(name, f"  {name}"):
-            lowering.compile(program, folder / name)
+            lowering.compile(program, folder / engine_dir.PROGRAMS / name)
+    return report
 
 
 def _smoke(folder: Path, inputs: _Inputs) -> None:

@@ -30,6 +30,7 @@ from speccompile.tree.tree import Tree
 Auto = Literal["auto"]
 Backend = Literal["torch", "reference"]
 DType = Literal["bf16", "fp16", "fp32"]
+Quantization = Literal["none", "int8"]
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -63,6 +64,18 @@ class BuildConfig:
         default="auto",
         metadata=_key(
             choice("auto", *TORCH_DTYPES), "bf16, fp16 or fp32. auto: bf16 if the CPU has it, else fp32."
+        ),
+    )
+    quantization: Quantization = field(
+        default="none",
+        metadata=_key(
+            choice("none", "int8"), "Weights of target and head: none (as dtype) or int8 (linear layers)."
+        ),
+    )
+    calibration: str | None = field(
+        default=None,
+        metadata=_key(
+            text, "JSONL texts on which the int8 target is compared. Without it: a few built-in ones."
         ),
     )
     max_batch_size: int = field(default=8, metadata=_key(count, "Most requests that run together."))
@@ -111,6 +124,8 @@ class BuildConfig:
             raise ConfigError("tree needs draft: give --draft HEAD, or leave --tree out")
         if self.draft is not None and Path(self.draft).resolve() == Path(self.model).resolve():
             raise ConfigError(f"draft: {self.draft} is the target model itself; give the EAGLE head's folder")
+        if self.calibration is not None and self.quantization == "none":
+            raise ConfigError("calibration needs quantization: give --quantization int8, or leave it out")
 
     def draft_tree(self) -> Tree:
         """The tree the engine uses unless a request asks for another.  Raises ConfigError."""

@@ -23,6 +23,29 @@ MANIFEST_NAME = "manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuantizationReport:
+    """What 8-bit weights cost the target, on the texts of ``calibration`` (a file, or ``built-in texts``).
+
+    ``mean_kl``: KL(unquantized || quantized) of the next-token distributions, nats per position.
+    ``top1_agreement``: part of the positions where both rank the same token first.  ``kept``: matrices that
+    keep the engine's dtype.
+    """
+
+    calibration: str
+    positions: int
+    mean_kl: float
+    top1_agreement: float
+    kept: tuple[str, ...]
+
+    def summary(self) -> str:
+        """One line for people."""
+        return (
+            f"int8 against unquantized: KL {self.mean_kl:.4f} nats, top-1 agreement {self.top1_agreement:.1%}"
+            f" ({self.positions} positions of {self.calibration})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """One engine.  Sizes are in bytes, times in seconds, paths POSIX and relative (to engine or source)."""
 
@@ -31,6 +54,7 @@ class Manifest:
     config: ResolvedConfig
     target: LlamaConfig
     head: HeadConfig | None
+    quantization: QuantizationReport | None
     sources: tuple[FileDigest, ...]
     files: tuple[FileDigest, ...]
     versions: dict[str, str]
@@ -92,13 +116,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def _quantization(data: dict[str, Any]) -> QuantizationReport:
+    return QuantizationReport(**{**data, "kept": tuple(data["kept"])})
+
+
 def _from_json(data: dict[str, Any]) -> Manifest:
-    head = data["head"]
+    head, quantization = data["head"], data["quantization"]
     files = tuple(FileDigest(**item) for item in data["files"])
     converted = {
         "config": config_from_manifest(data["config"]),
         "target": llama_from_json(data["target"]),
         "head": None if head is None else head_from_json(head),
+        "quantization": None if quantization is None else _quantization(quantization),
         "sources": tuple(FileDigest(**item) for item in data["sources"]),
         "files": files,
         "cpu_features": tuple(data["cpu_features"]),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from speccompile.build.engine_dir import EngineDir, load_engine_dir
-from speccompile.build.manifest import Manifest
+from speccompile.build.manifest import Manifest, QuantizationReport
 from speccompile.build.table_file import read_table
 from speccompile.checkpoint.config import HeadConfig, LlamaConfig
 from speccompile.cli.show import echo_json, table
@@ -52,6 +52,7 @@ def _summary(path: Path, manifest: Manifest) -> list[tuple[str, Any]]:
         ("target", _target(manifest.target)),
         ("head", "none" if manifest.head is None else _head(manifest.head)),
         ("programs", f"{config.backend}, {config.dtype}, {config.threads} threads"),
+        *_quantization(manifest.quantization),
         (
             "limits",
             f"{config.max_seq_len} tokens, {config.max_batch_size} requests, {config.max_rows} rows a call, "
@@ -63,6 +64,12 @@ def _summary(path: Path, manifest: Manifest) -> list[tuple[str, Any]]:
         ("needs", f"{manifest.machine}: {', '.join(manifest.cpu_features) or 'no special features'}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),
     ]
+
+
+def _quantization(report: QuantizationReport | None) -> list[tuple[str, Any]]:
+    if report is None:
+        return []
+    return [("weights", report.summary()), ("not int8", ", ".join(report.kept))]
 
 
 def _target(target: LlamaConfig) -> str:

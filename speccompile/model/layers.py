@@ -1,8 +1,8 @@
 """Building blocks shared by the target and the draft heads.
 
 Attention itself is injected: a layer hands rotated queries, keys and values to an ``attend``
-callable and gets the mixed values back.  The runtime programs pass paged tree attention, the
-trainer passes dense attention; the weights and the arithmetic around it are the same code.
+callable and gets the mixed values back.  The runtime programs pass paged tree attention; whoever runs whole
+texts passes :func:`causal_attend`.  The weights and the arithmetic around it are the same code.
 
 Legend: ... any leading dimensions (rows of a program, or batch and sequence in training), h hidden
 size, q / k heads of the queries / keys, D head size, i intermediate size.
@@ -21,6 +21,13 @@ from speccompile.model.rotary import rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``attend(layer, q [..., q, D], k [..., k, D], v [..., k, D]) -> [..., q, D]``."""
+
+
+def causal_attend(_layer: int, q_BTqD: Tensor, k_BTkD: Tensor, v_BTkD: Tensor) -> Tensor:
+    """Dense attention over whole texts (B texts, T positions): each sees itself and those before it."""
+    q_BqTD, k_BkTD, v_BkTD = (x.transpose(1, 2) for x in (q_BTqD, k_BTkD, v_BTkD))
+    mixed_BqTD = F.scaled_dot_product_attention(q_BqTD, k_BkTD, v_BkTD, is_causal=True, enable_gqa=True)
+    return mixed_BqTD.transpose(1, 2)
 
 
 class RMSNorm(nn.Module):

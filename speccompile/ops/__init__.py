@@ -9,6 +9,7 @@ from speccompile.ops.cache_append import kv_append
 from speccompile.ops.cache_compact import kv_compact
 from speccompile.ops.draft import draft_topk
 from speccompile.ops.drawing import draw_tokens
+from speccompile.ops.int8_linear import int8_linear
 from speccompile.ops.noise import gumbel_noise
 from speccompile.ops.walk import walk_tree
 
@@ -16,6 +17,7 @@ __all__ = [
     "draft_topk",
     "draw_tokens",
     "gumbel_noise",
+    "int8_linear",
     "kv_append",
     "kv_compact",
     "tree_attention",

@@ -2,7 +2,7 @@
 
 A shard's stored features are read when they belong to this target and these aux layers; every other text is
 run through the frozen target in the training loop (online distillation).  The graph is the runtime's own;
-only attention is dense here.  Legend: B texts, T positions, q / k heads, D head size, h hidden size.
+only attention is dense here.  Legend: B texts, T positions, h hidden size.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import json
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from speccompile.checkpoint.config import config_to_json
 from speccompile.checkpoint.head_aux import usual_aux_layers
+from speccompile.model.layers import causal_attend
 from speccompile.model.llama import Llama
 from speccompile.train.batches import Batch
 from speccompile.train.cache import CacheError, RolloutCache, SequenceRef
@@ -38,16 +38,12 @@ def target_digest(target: Llama) -> str:
     return digest.hexdigest()
 
 
-def causal_attend(_layer: int, q_BTqD: Tensor, k_BTkD: Tensor, v_BTkD: Tensor) -> Tensor:
-    """Every position sees itself and those before it; texts are padded at the end, so none sees padding."""
-    q_BqTD, k_BkTD, v_BkTD = (x.transpose(1, 2) for x in (q_BTqD, k_BTkD, v_BTkD))
-    mixed_BqTD = F.scaled_dot_product_attention(q_BqTD, k_BkTD, v_BkTD, is_causal=True, enable_gqa=True)
-    return mixed_BqTD.transpose(1, 2)
-
-
 @torch.no_grad()
 def run_target(target: Llama, texts: Sequence[Tensor], aux_layers: tuple[int, ...]) -> list[TextFeatures]:
-    """Features of texts (ids i64 [n], lengths may differ), in one padded pass on the target's device."""
+    """Features of texts (ids i64 [n], lengths may differ), in one padded pass on the target's device.
+
+    Texts are padded at the end, so no position of a text sees padding.
+    """
     weight = target.embed_tokens.weight
     token_BT = pad_sequence([ids.to(weight.device) for ids in texts], batch_first=True)
     position = torch.arange(token_BT.shape[1], device=weight.device).expand_as(token_BT)

@@ -64,13 +64,16 @@ def test_flags_win_over_yaml(tmp_path):
     assert (config.model, config.output, config.max_seq_len, config.block_size) == ("a", "c", 256, 16)
 
 
-@pytest.mark.parametrize("key", [f.name for f in dataclasses.fields(BuildConfig)])
+FIELDS = [f.name for f in dataclasses.fields(BuildConfig) if f.name != "calibration"]
+
+
+@pytest.mark.parametrize("key", FIELDS)
 def test_every_field_is_a_yaml_key(tmp_path, key):
     values = {
         "model": "m", "output": "o", "draft": "d", "backend": "reference", "dtype": "fp16",
         "max_batch_size": 3, "max_seq_len": 99, "max_rows": 77, "block_size": 8, "tree": "off",
         "max_tree_depth": 5, "draft_topk": 4, "threads": 2, "norm_before_residual": True,
-        "aux_layers": [1, 2, 3], "smoke": False,
+        "aux_layers": [1, 2, 3], "smoke": False, "quantization": "int8",
     }  # fmt: skip
     path = recipe(tmp_path, json.dumps({**BASE, key: values[key]}))
     expected = tuple(values[key]) if key == "aux_layers" else values[key]
@@ -90,7 +93,8 @@ def test_unknown_key_names_the_closest(tmp_path):
         ("dtype", "int4"), ("backend", "tensorrt"), ("max_seq_len", 0), ("max_seq_len", "-3"),
         ("max_batch_size", True), ("max_batch_size", 1.5), ("block_size", "auto"), ("smoke", "yes"),
         ("aux_layers", "2,x"), ("aux_layers", []), ("tree", 3), ("tree", [[0.5]]), ("model", ""),
-        ("norm_before_residual", 1),
+        ("norm_before_residual", 1), ("quantization", "int4"), ("quantization", "fp8"),
+        ("quantization", True), ("calibration", 3),
     ],
 )  # fmt: skip
 def test_wrong_values_name_the_key(key, value):
@@ -114,6 +118,10 @@ def test_contradictions(tmp_path):
         make_config(flags={**BASE, "tree": "chain-4"})
     with pytest.raises(ConfigError, match="is the target model itself"):
         make_config(flags={"model": str(tmp_path), "draft": f"{tmp_path}/.", "output": "x"})
+    with pytest.raises(ConfigError, match="calibration needs quantization"):
+        make_config(flags={**BASE, "calibration": "texts.jsonl"})
+    both = "model: a\noutput: b\nquantization: int8\ncalibration: texts.jsonl\n"
+    assert make_config(recipe=recipe(tmp_path, both)).calibration == "texts.jsonl"
     assert make_config(recipe=recipe(tmp_path, "model: a\noutput: b\ntree: off\n")).tree == "off"
 
 

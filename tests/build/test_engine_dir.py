@@ -16,7 +16,13 @@ import torch
 from speccompile.build import engine_dir, isa
 from speccompile.build.config import make_config
 from speccompile.build.engine_dir import load_engine_dir, publish
-from speccompile.build.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, read_manifest
+from speccompile.build.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    Manifest,
+    QuantizationReport,
+    read_manifest,
+)
 from speccompile.contract import contract_to_json
 from speccompile.errors import BuildError, EngineError
 from speccompile.files import FileDigest, digest_files, list_files, package_data
@@ -31,6 +37,9 @@ def tiny_manifest(files=(), **changes) -> Manifest:
         "config": config.resolve(tiny_target(), tiny_head()),
         "target": tiny_target(),
         "head": tiny_head(),
+        "quantization": QuantizationReport(
+            calibration="texts", positions=9, mean_kl=0.5, top1_agreement=0.75, kept=("head.fc.weight",)
+        ),
         "sources": (),
         "files": tuple(files),
         "versions": {"torch": torch.__version__},

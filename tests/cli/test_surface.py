@@ -15,9 +15,10 @@ from speccompile.errors import EngineError, SpeccompileError
 SAMPLING = {"--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--stop", "--tree"}
 SURFACE = {
     "build": {
-        "--config", "--model", "--draft", "--output", "--backend", "--dtype", "--max-batch-size",
-        "--max-seq-len", "--max-rows", "--block-size", "--tree", "--max-tree-depth", "--draft-topk",
-        "--threads", "--norm-before-residual", "--aux-layers", "--smoke", "--no-smoke", "--json",
+        "--config", "--model", "--draft", "--output", "--backend", "--dtype", "--quantization",
+        "--calibration", "--max-batch-size", "--max-seq-len", "--max-rows", "--block-size", "--tree",
+        "--max-tree-depth", "--draft-topk", "--threads", "--norm-before-residual",
+        "--aux-layers", "--smoke", "--no-smoke", "--json",
     },
     "run": {
         "engine", "-p", "--prompt", "--prompts", "--chat", *SAMPLING, "--no-spec", "--stream",

@@ -34,9 +34,10 @@ def build_engine(pair: tuple[Path, Path], output: Path, **flags: object) -> Path
     return output
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=["fp32", "bf16", "int8"])
 def compiled(request, pair, tmp_path_factory) -> Engine:
-    return Engine.load(build_engine(pair, tmp_path_factory.mktemp(request.param) / "e", dtype=request.param))
+    flags = {"dtype": request.param} if request.param != "int8" else {"dtype": "bf16", "quantization": "int8"}
+    return Engine.load(build_engine(pair, tmp_path_factory.mktemp(request.param) / "e", **flags))
 
 
 def params(speculation: str, temperature: float, **more: object) -> SamplingParams:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from speccompile.ops import draft_topk, draw_tokens, tree_attention, walk_tree
+from speccompile.ops import draft_topk, draw_tokens, int8_linear, tree_attention, walk_tree
+from speccompile.ops.int8_linear import pack_weight
 from tests.ops.batches import Batch, Geometry, Request, causal
 
 pytestmark = pytest.mark.usefixtures("plugin")
@@ -20,10 +21,11 @@ def _calls() -> list[tuple]:
         (draft_topk, torch.randn(3, 50), torch.arange(50), n, n, f, 4),
         (walk_tree, n, n, n - 1, torch.tensor([0, 1, 3]).int(), 5),
         (tree_attention, *Batch(Geometry(dtype=torch.bfloat16), [Request(5, causal(3))]).attention_args()),
+        (int8_linear, torch.randn(3, 18).bfloat16(), pack_weight(torch.ones(40, 18).char()), torch.ones(40)),
     ]
 
 
-@pytest.mark.parametrize("index", range(4), ids=["draw", "draft", "walk", "attention"])
+@pytest.mark.parametrize("index", range(5), ids=["draw", "draft", "walk", "attention", "int8"])
 def test_fake_outputs_have_the_real_shapes(index: int) -> None:
     op, *args = _calls()[index]
     real = op(*args)

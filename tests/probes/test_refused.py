@@ -17,7 +17,7 @@ from speccompile.errors import CheckpointError, ConfigError
 from speccompile.runtime.params import SamplingParams
 from tests.checkpoint.builders import edit_json, write_llama
 
-BUILD_KEYS = ["quant", "quantization", "kv_dtype", "tp", "tensor_parallel_size", "draft_tp", "method"]
+BUILD_KEYS = ["quant", "kv_dtype", "tp", "tensor_parallel_size", "draft_tp", "method"]
 
 
 @pytest.mark.parametrize(
