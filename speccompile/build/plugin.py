@@ -56,7 +56,8 @@ def _find_compiler() -> str:
         path = shutil.which(name)
         if path:
             return path
-    raise BuildError(f"no C++ compiler: {' or '.join(names)} not found on PATH; install g++ or set CXX")
+    tried = f"CXX={names[0]}" if os.environ.get("CXX") else " or ".join(names)
+    raise BuildError(f"no C++ compiler: {tried} not found on PATH; install g++ or set CXX to one")
 
 
 def _run(command: list[str]) -> str:

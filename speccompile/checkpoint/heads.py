@@ -22,6 +22,7 @@ from speccompile.checkpoint.head_refusals import refuse_config, refuse_tensors, 
 from speccompile.checkpoint.head_vocab import draft_offsets
 from speccompile.checkpoint.target import check_finite, check_tensor
 from speccompile.checkpoint.tensors import TensorSource, open_tensors, read_json
+from speccompile.errors import CheckpointError
 
 __all__ = ["Head", "HeadOverrides", "open_head"]
 
@@ -91,6 +92,8 @@ def open_head(path: Path, target_config: LlamaConfig, *, overrides: HeadOverride
 
 
 def _open_raw(path: Path) -> RawHead:
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such head folder or file")
     folder = path if path.is_dir() else path.parent
     refuse_training_state(folder)
     config_path = folder / "config.json"

@@ -31,7 +31,7 @@ _ANSWER_TOKENS = 200_000
     "--output", type=click.Path(path_type=Path), required=True, help="Cache folder; shards are added."
 )
 @click.option(
-    "--answer-tokens", type=int, default=None,
+    "--answer-tokens", type=click.IntRange(1), default=None,
     help=f"Stop after this many.  [default: {_ANSWER_TOKENS}; with --once no limit]",
 )  # fmt: skip
 @click.option(

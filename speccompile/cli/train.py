@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from speccompile.train.initial import WarmStart
 from speccompile.train.tokenizing import target_tokenizer
 from speccompile.train.trainer import Trainer
 
-_ROLLOUTS = "rollouts"
+_ROLLOUTS, _ROLLED = "rollouts", "made-from.txt"
 _GIB = 2**30
 
 
@@ -55,7 +57,11 @@ _GIB = 2**30
 @click.option("--resume", is_flag=True, help="Continue the run in --output.")
 @click.option("--checkpoint-seconds", type=float, default=180.0, show_default=True)
 @click.option(
-    "--answer-tokens", type=int, default=200_000, show_default=True, help="JSONL data: tokens to make."
+    "--answer-tokens",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="JSONL data: tokens to make.",
 )
 @click.option(
     "--format", "format_name", type=click.Choice(list(FORMATS)), default=DEFAULT_FORMAT, show_default=True,
@@ -81,8 +87,8 @@ def command(
     config = pick(TrainConfig, flags)
     if config.kind not in FORMATS[format_name][0]:
         raise ConfigError(f"--format {format_name}: holds EAGLE-3 heads only; use --format {DEFAULT_FORMAT}")
-    if not resume and (output / STATE_FILE).is_file():
-        raise ConfigError(f"{output}: already holds a run; give --resume to continue it, or another folder")
+    if not resume:
+        _check_output(output)
     place = _device(device)
     ranks = Ranks.join(place)
     try:
@@ -104,7 +110,7 @@ def command(
             ranks=ranks,
         )
         if resume and not trainer.resume():
-            raise ConfigError(f"{output / STATE_FILE}: no run to resume")
+            raise ConfigError(f"{output / STATE_FILE}: no checkpoint to resume; start without --resume")
         if trainer.progress.step >= config.steps:
             echo_status(f"{output}: already finished; nothing is left to do")
             return
@@ -113,6 +119,17 @@ def command(
             _report(output, trainer, acceptance, as_json)
     finally:
         ranks.leave()
+
+
+def _check_output(output: Path) -> None:
+    """ConfigError when the run would write over a run, a head, a target or a rollout cache."""
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"{output}: is a file; --output is a folder")
+    if (output / STATE_FILE).is_file():
+        raise ConfigError(f"{output}: already holds a run; give --resume to continue it, or another folder")
+    taken = [*output.glob("config.json"), *output.glob("*.safetensors"), *output.glob("*.bin")]
+    if taken:
+        raise ConfigError(f"{taken[0]}: a run in {output} would write over it; give an empty --output folder")
 
 
 def _device(name: str) -> torch.device:
@@ -129,11 +146,26 @@ def _device(name: str) -> torch.device:
 def _rolled(
     model: Path, prompts: Path, cache_folder: Path, answer_tokens: int, config: TrainConfig, ranks: Ranks
 ) -> Path:
-    """The target's answers to ``prompts``, made by process 0 unless they are there."""
-    if ranks.leads and not any(cache_folder.glob("*.safetensors")):
-        roll(model, prompts, cache_folder, answer_tokens, "target", "bf16", RolloutConfig(seed=config.seed))
+    """The target's answers to ``prompts``, made by process 0 unless the same ones are there."""
+    if ranks.leads:
+        done, wanted = cache_folder / _ROLLED, _roll_key(prompts, answer_tokens, config)
+        if not any(cache_folder.glob("*.safetensors")):
+            rollouts = RolloutConfig(seed=config.seed)
+            roll(model, prompts, cache_folder, answer_tokens, "target", "bf16", rollouts)
+            done.write_text(wanted, encoding="utf-8")
+        elif not done.is_file() or done.read_text(encoding="utf-8") != wanted:
+            raise ConfigError(
+                f"{cache_folder}: holds rollouts that were cut short, or of other prompts, tokens or seed; "
+                f"delete it, or give it as --data to train on it"
+            )
     ranks.wait()
     return cache_folder
+
+
+def _roll_key(prompts: Path, answer_tokens: int, config: TrainConfig) -> str:
+    """What the rollouts of a run depend on."""
+    digest = hashlib.sha256(prompts.read_bytes()).hexdigest()
+    return f"{digest} {answer_tokens} tokens, seed {config.seed}\n"
 
 
 def _warm_start(path: Path, target: Target, graph: Llama) -> WarmStart:
@@ -143,6 +175,8 @@ def _warm_start(path: Path, target: Target, graph: Llama) -> WarmStart:
 
 
 def _feature_cache(folder: Path | None, gib: float) -> FeatureCache | None:
+    if not 0 < gib < math.inf:
+        raise ConfigError(f"--feature-cache-gib {gib}: must be a positive number")
     return None if folder is None else FeatureCache(folder, int(gib * _GIB))
 
 

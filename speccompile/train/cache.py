@@ -10,6 +10,7 @@ without them are of unknown target.  Shards appear atomically, so a cache can be
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,8 @@ def write_shard(folder: Path, name: str, rollouts: list[Rollout], metadata: dict
         part.write_bytes(save(fields, metadata))
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder itself may be what is wrong
+            part.unlink(missing_ok=True)
         raise CacheError(f"{path}: cannot be written ({error}); shards written before are whole") from error
     return path
 
@@ -123,6 +125,8 @@ class RolloutCache:
         return names
 
     def _add(self, path: Path) -> None:
+        if not path.is_file():
+            raise CacheError(f"{path}: no such shard; the run to resume had it, so give that run's --data")
         try:
             shard = safe_open(path, framework="pt")
             missing = set(_FIELDS) - set(shard.keys())
@@ -138,6 +142,10 @@ class RolloutCache:
             if end - begin >= 3:  # shorter ones hold no pair with a label
                 held_out = self._held_out(ids[begin:end])
                 refs.append(SequenceRef(path, begin, end, held_out, seed, temperature))
+
+    def shard_rows(self) -> dict[str, int]:
+        """Number of rows by shard name, of all shards read so far."""
+        return {path.name: len(ids) for path, (ids, _) in self._ids.items()}
 
     def _held_out(self, ids: Tensor) -> bool:
         """By a hash of the first ids, so that answers to one prompt never sit on both sides."""

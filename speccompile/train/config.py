@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ from speccompile.errors import ConfigError
 from speccompile.train.loss import parse_loss
 
 MAX_LAYERS = 4
+_SHORTEST = 4
 
 
 def option(default: Any, help_text: str) -> Any:
@@ -68,8 +70,17 @@ class TrainConfig:
         if not 0 <= self.held_out_percent < 100:
             raise ConfigError(f"held_out_percent {self.held_out_percent}: must be 0 to 99")
         for name in ("lr", "decay", "clip"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} {getattr(self, name)}: must be positive")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} {getattr(self, name)}: must be positive and finite")
+        for name, most in (("weight_decay", math.inf), ("feature_weight", math.inf), ("warmup", 1.0)):
+            if not 0 <= getattr(self, name) <= most or getattr(self, name) == math.inf:
+                raise ConfigError(
+                    f"{name} {getattr(self, name)}: must be finite, 0 or more, warmup at most 1"
+                )
+        if self.max_length < _SHORTEST:
+            raise ConfigError(f"max_length {self.max_length}: must be at least {_SHORTEST}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed {self.seed}: must be 0 to 2^63 - 1")
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} {getattr(self, name)!r}: must be one of {', '.join(known)}")

@@ -47,7 +47,10 @@ class FeatureCache:
         if max_bytes < 1:
             raise ConfigError(f"{folder}: a feature cache of {max_bytes} bytes; give at least 1")
         self.folder, self.max_bytes = folder, max_bytes
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}: the feature cache cannot be made there ({error})") from error
         self.used_bytes = sum(p.stat().st_size for p in folder.glob(f"*/*{_SUFFIX}"))
         self.hits = self.misses = 0
         self._full = False

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from speccompile.train.files import write_atomically, write_error
+from speccompile.train.files import OutputError, write_atomically, write_error
 
 LOG_FILE = "log.jsonl"
 
@@ -43,4 +43,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    try:
+        return [json.loads(line) for line in lines[:-1] if line]
+    except ValueError as error:
+        raise OutputError(f"{path}: damaged ({error}); delete the line that is not JSON") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,8 +56,8 @@ class RolloutConfig:
                 f"once: the prompts that the target writes never run out; give own_prompts 0, not "
                 f"{self.own_prompts}"
             )
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise ConfigError("temperatures: at least one, none negative")
+        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
+            raise ConfigError(f"temperatures {self.temperatures}: at least one, finite, none negative")
         for name, known in (("features", FEATURES), ("compile", COMPILE)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} {getattr(self, name)!r}: must be one of {', '.join(known)}")

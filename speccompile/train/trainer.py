@@ -220,6 +220,8 @@ class Trainer:
             token_ids=self.token_ids,
             head=trainable(self.head),
             optimizer=self.optimizer.state_dict(),
+            target=self.source.digest,
+            shard_rows=self.cache.shard_rows(),
         ).save(self.output)
 
     def resume(self) -> bool:
@@ -227,6 +229,7 @@ class Trainer:
         state = RunState.load(self.output, self.config)
         if state is None:
             return False
+        state.check_same(self.source.digest, self.cache.shard_rows(), self.head)
         self.token_ids.copy_(state.token_ids)
         self.teacher_weight_Uh = self.target.lm_head.weight.detach()[self.token_ids]
         if not self.config.owns_lm_head:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from speccompile.checkpoint.heads import open_head
 from speccompile.checkpoint.target import open_target
 from speccompile.cli.main import cli
-from speccompile.errors import ConfigError
+from speccompile.errors import ConfigError, SpeccompileError
 from speccompile.tree.named import resolve_tree
 from tests.checkpoint.builders import write_llama, write_tokenizer
 
@@ -70,17 +70,61 @@ def test_a_finished_run_is_not_overwritten_but_resumes(folder):
     again = call(folder, f"{line} --resume")
     assert again.stdout == ""
     assert "already finished" in again.stderr
-    with pytest.raises(ConfigError, match="no run to resume"):
+    with pytest.raises(ConfigError, match="no checkpoint to resume; start without --resume"):
         call(folder, line.replace("@head", "@other") + " --resume")
 
 
 def test_training_on_prompts_rolls_them_out_first(folder):
+    line = f"train --model @target --data @prompts.jsonl --output @head {TRAIN} --json --answer-tokens"
+    call(folder, f"{line} 100")
+    head = folder / "head"
+    assert list((head / "rollouts").glob("*.safetensors"))
+    for name in ("model.safetensors", "config.json", "train_state.pt"):
+        (head / name).unlink()
+    with pytest.raises(
+        ConfigError, match="rollouts: holds rollouts that were cut short, or of other prompts"
+    ):
+        call(folder, f"{line} 200")
+    call(folder, f"{line} 100")
+    assert (head / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("output", ["@target", "@cache", "@prompts.jsonl"])
+def test_a_run_writes_over_nothing(folder, output):
+    rollouts(folder)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(ConfigError, match=r"would write over it|is a file"):
+        call(folder, f"train --model @target --data @cache --output {output} {TRAIN}")
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_resumed_run_keeps_its_target_and_data(folder):
+    rollouts(folder)
+    line = f"train --model @target --data @cache --output @head {TRAIN} --json"
+    call(folder, line)
+    write_llama(folder / "other", seed=5, bos_token_id=0, eos_token_id=1, tie_word_embeddings=True)
+    write_tokenizer(folder / "other")
+    with pytest.raises(SpeccompileError, match=r"another target|wrong target"):
+        call(folder, line.replace("@target", "@other") + " --resume")
+    (folder / "cache" / "s0-0000.safetensors").rename(folder / "cache" / "s1-0000.safetensors")
+    sizes = "--batch-size 24 --max-answer 6 --max-length 60 --dtype fp32 --own-prompts 0 --temperatures 0"
     call(
-        folder,
-        f"train --model @target --data @prompts.jsonl --output @head {TRAIN} --answer-tokens 100 --json",
+        folder, f"rollout --model @target --prompts @prompts.jsonl --output @less {sizes} --answer-tokens 60"
     )
-    assert list((folder / "head" / "rollouts").glob("*.safetensors"))
-    assert (folder / "head" / "model.safetensors").is_file()
+    with pytest.raises(ConfigError, match=r"s0-0000\.safetensors is not the shard which that run read"):
+        call(folder, line.replace("@cache", "@less") + " --resume")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--lr inf", "--warmup 5", "--weight-decay nan", "--feature-weight -1", "--max-length 1", "--seed -1",
+     "--feature-cache @f --feature-cache-gib nan", "--feature-cache @prompts.jsonl"],
+)  # fmt: skip
+def test_senseless_numbers_are_refused_before_anything_is_written(folder, flag):
+    rollouts(folder)
+    with pytest.raises(ConfigError):
+        call(folder, f"train --model @target --data @cache --output @head {TRAIN} {flag}")
+    assert not (folder / "head").exists()
 
 
 def test_once_answers_each_prompt_and_stops(folder):
